@@ -1,0 +1,1 @@
+"""Measures what the documents claim: `laminar bench NAME --json`."""

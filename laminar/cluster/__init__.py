@@ -1,0 +1,1 @@
+"""Runs: turns reports into events and commands into calls on real processes."""

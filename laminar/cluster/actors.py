@@ -1,0 +1,247 @@
+"""Wraps each process of a run as a Ray actor: what it is made of, and how it is spoken to.
+
+Ray places these, starts them and carries control messages. Weights and failure detection stay off it. Heavy imports
+happen inside, so that the driver and light actors do not pay for them.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import ray
+
+from laminar.config import Config
+from laminar.control.messages import (
+    CommandId,
+    Failed,
+    MachineId,
+    RelayReport,
+    ReplicaId,
+    ReplicaStarted,
+    Score,
+    Scored,
+    TrajectoryId,
+    VersionComplete,
+    VersionEvicted,
+)
+from laminar.data.records import Experience, ScoringTask, Task, WorkerReport
+
+if TYPE_CHECKING:
+    from laminar.relay.happenings import RelayHappening, SenderHappening
+
+RELAY_REPORT_INTERVAL_S = 0.1
+
+
+class RunSecrets(msgspec.Struct, frozen=True):
+    """What the processes of one run know and nobody else: its name among sockets, and the token that proves it."""
+
+    run_id: str
+    token: bytes
+
+
+class RolloutActor:
+    """One replica: the engine and the worker around it."""
+
+    def __init__(self, replica: ReplicaId, machine: MachineId, config: Config, secrets: RunSecrets) -> None:
+        self._replica = replica
+        self._machine = machine
+        self._config = config
+        self._secrets = secrets
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def start(self) -> ReplicaStarted:
+        from laminar.relay.lease import lease
+        from laminar.rollout.build import build_worker
+
+        take_lease = partial(
+            lease,
+            self._secrets.run_id,
+            self._machine,
+            self._secrets.token,
+            deadline_s=self._config.faults.load_deadline_s,
+        )
+        self._worker = build_worker(self._replica, self._machine, self._config, lambda version: take_lease(version=version))
+        return self._worker.start()
+
+    async def reports(self) -> list[WorkerReport]:
+        return await self._worker.reports()
+
+    async def generate(self, tasks: Sequence[Task], evaluation: bool) -> None:
+        self._worker.generate(tasks, evaluation=evaluation)
+
+    async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
+        await self._worker.release(command, trajectories)
+
+    async def load(self, command: CommandId, version: int) -> None:
+        await self._worker.load(command, version)
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+
+class RelayActor:
+    """The relay of one machine."""
+
+    def __init__(self, machine: MachineId, host: str, config: Config, secrets: RunSecrets) -> None:
+        self._machine = machine
+        self._host = host
+        self._config = config
+        self._secrets = secrets
+        self._happenings: list[RelayHappening] = []
+        self._happened = asyncio.Event()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def start(self) -> tuple[str, int]:
+        """Returns the address at which its upstream reaches it."""
+        from laminar.relay.relay import Relay
+
+        loop = asyncio.get_running_loop()
+        self._relay = Relay(
+            self._machine,
+            self._secrets.run_id,
+            self._secrets.token,
+            self._config.relay,
+            on_event=lambda happening: loop.call_soon_threadsafe(self._note, happening),
+            host=self._host,
+        )
+        return self._relay.address
+
+    async def reports(self) -> "tuple[list[VersionComplete | VersionEvicted | RelayReport], list[RelayHappening]]":
+        """What control is to hear, ending with a heartbeat; and all that happened, for the run's log."""
+        try:
+            await asyncio.wait_for(self._happened.wait(), RELAY_REPORT_INTERVAL_S)
+        except TimeoutError:
+            pass
+        self._happened.clear()
+        happenings, self._happenings = self._happenings, []
+        status = self._relay.status()
+        events: list[VersionComplete | VersionEvicted | RelayReport] = [
+            h for h in happenings if isinstance(h, VersionComplete | VersionEvicted)
+        ]
+        events.append(RelayReport(self._machine, status.incoming_version, status.incoming_bytes))
+        return events, happenings
+
+    async def set_next(self, address: tuple[str, int] | None, epoch: int) -> None:
+        self._relay.set_next(address, epoch)
+
+    async def retain(self, versions: tuple[int, ...]) -> None:
+        self._relay.retain(versions)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._relay.close)
+
+    def _note(self, happening: "RelayHappening") -> None:
+        self._happenings.append(happening)
+        self._happened.set()
+
+
+class TrainerActor:
+    """The trainer's one rank and its publisher. `set_master` runs beside training (concurrency group "links")."""
+
+    def __init__(self, config: Config, secrets: RunSecrets, restore_from: Path | None) -> None:
+        import torch
+
+        from laminar.relay.publish import Publisher
+        from laminar.train.trainer import Trainer
+
+        torch.set_num_threads(1)
+        self._config = config
+        self._trainer = Trainer(config)
+        if restore_from is not None:
+            self._trainer.restore(restore_from)
+        self._publisher = Publisher(secrets.run_id, secrets.token, config.relay)
+        # Fixes the layout and pre-faults the memory, so that the first hand-over costs a copy like the others.
+        self._publisher.prepare(self._trainer.weights(), dtype=torch.float32)
+
+    def start(self) -> tuple[int, int]:
+        """Returns its pid and the step whose weights it holds."""
+        return os.getpid(), self._trainer.num_steps_done
+
+    @ray.method(concurrency_group="links")
+    def set_master(self, address: tuple[str, int] | None, epoch: int, num_relays: int) -> None:
+        self._publisher.set_master(address, epoch=epoch, num_relays=num_relays)
+
+    @ray.method(concurrency_group="links")
+    def sender_events(self) -> "Sequence[SenderHappening]":
+        return self._publisher.sender_events()
+
+    def train_mini_batch(self, step: int, index: int, experiences: Sequence[Experience]) -> dict[str, float]:
+        return self._trainer.train_mini_batch(step, index, experiences)
+
+    def publish(self, version: int, step: int) -> float:
+        """Returns the stall in seconds: the copy into host memory, and the wait for the one before, if any."""
+        import torch
+
+        stall_s = self._publisher.hand_over(
+            self._trainer.weights(), version=version, step=step, probe=self._trainer.probe(), dtype=torch.float32
+        )
+        self._trainer.version = version
+        return stall_s
+
+    def save(self, step: int) -> bool:
+        from laminar.train.checkpoint import prune, save_complete
+
+        root = self._config.run_dir / "checkpoints"
+        save_complete(root, step, self._trainer.save)
+        prune(root, self._config.checkpoint.num_kept)
+        return True
+
+    def close(self) -> None:
+        self._publisher.close()
+
+
+class RewardActor:
+    """Scores responses of its machine's share in processes of their own."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def start(self) -> None:
+        from laminar.data.tokens import text_decoder
+        from laminar.envs.rewards import RewardPool
+
+        reward = self._config.reward
+        self._decode = text_decoder(self._config.model.path)
+        self._pool = RewardPool(reward.function, timeout_s=reward.timeout_s, num_workers=reward.num_workers)
+        await self._pool.start()
+
+    async def score(
+        self, command: CommandId, tasks: Sequence[ScoringTask]
+    ) -> tuple[Scored, dict[str, list[float]]]:
+        """Returns the event, and what else the rewards gave, by name, for metrics."""
+        from laminar.envs.reward_worker import Reward, RewardCall
+
+        calls = [
+            RewardCall(
+                data_source=t.prompt.data_source,
+                solution_str=self._decode(t.response_token_ids),
+                ground_truth=t.prompt.ground_truth,
+                extra_info=t.prompt.extra_info,
+            )
+            for t in tasks
+        ]
+        scores: list[Score] = []
+        failed: list[Failed] = []
+        extras: dict[str, list[float]] = {}
+        for task, outcome in zip(tasks, await self._pool.score(calls), strict=True):
+            if isinstance(outcome, Reward):
+                scores.append(Score(task.trajectory, task.attempt, outcome.score))
+                for name, value in outcome.extras.items():
+                    extras.setdefault(name, []).append(value)
+            else:
+                failed.append(Failed(task.trajectory, task.attempt, f"reward_{outcome.kind}: {outcome.cause}"))
+        return Scored(command, tuple(scores), tuple(failed)), extras
+
+    async def close(self) -> None:
+        await self._pool.close()

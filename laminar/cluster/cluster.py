@@ -1,0 +1,377 @@
+"""The real world: turns what processes report into events, and commands into calls on them.
+
+    processes ── reports (long polls) ──► pumps ──► queue ──► events() ──► control.handle
+        ▲                                                                      │
+        └───────────────────────── calls ◄──────── execute ◄───── commands ◄───┘
+
+Every call is awaited somewhere, and its failure becomes an event. Nothing here decides.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, assert_never
+
+import msgspec
+import ray
+
+from laminar.cluster.actors import RelayActor, RewardActor, RolloutActor, RunSecrets, TrainerActor
+from laminar.cluster.payload import Payload
+from laminar.cluster.processes import ProcessRegistry
+from laminar.cluster.ray_session import Machine, RaySession
+from laminar.config import Config
+from laminar.control import messages as m
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+CLOSE_DEADLINE_S = 15.0
+"""For processes to end by themselves when the run ends; then they are killed."""
+
+
+class Member(msgspec.Struct):
+    """A process of the run: its actor, where it is, and the task that listens to it."""
+
+    actor: Any
+    machine: Machine
+    pid: int = 0
+    listening: asyncio.Task[None] | None = None
+    address: tuple[str, int] | None = None
+
+
+class Sink(Protocol):
+    """Where what is worth knowing but decides nothing goes."""
+
+    def mini_batch(self, step: int, metrics: dict[str, float]) -> None: ...
+
+    def reward_extras(self, extras: dict[str, list[float | str]]) -> None: ...
+
+
+class Cluster:
+    """Executes commands by starting work; the outcomes arrive as events."""
+
+    def __init__(
+        self,
+        config: Config,
+        session: RaySession,
+        secrets: RunSecrets,
+        payload: Payload,
+        registry: ProcessRegistry,
+        sink: Sink,
+        *,
+        restore_from: Path | None,
+        start_s: float,
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._secrets = secrets
+        self._payload = payload
+        self._registry = registry
+        self._sink = sink
+        self._restore_from = restore_from
+        self._epoch_s = time.monotonic() - start_s
+        self._queue: asyncio.Queue[tuple[float, m.AnyEvent] | BaseException] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._replicas: dict[m.ReplicaId, Member] = {}
+        self._relays: dict[m.MachineId, Member] = {}
+        self._rewards: list[Member] = []
+        self._rewards_ready = asyncio.Event()
+        self._trainer: Member | None = None
+        self._num_score_calls = 0
+        self._chain: m.SetChain | None = None
+        self._retained: tuple[int, ...] = ()
+
+    def start(self) -> None:
+        """Begin to bring everything up; what is ready says so by an event."""
+        machines = self._session.machines
+        self._emit(m.RunStarted(tuple(machine.id for machine in machines)))
+        for machine in machines:
+            self._start_relay(machine.id)
+            self._spawn(self._start_reward(machine))
+        self._spawn(self._start_trainer())
+        self._spawn(self._tick())
+
+    async def events(self) -> AsyncIterator[tuple[float, m.AnyEvent]]:
+        """Events with the time of their arrival, in order, for as long as the caller goes on.
+
+        Raises what went wrong in here: a mistake of ours must end the run, not hang it.
+        """
+        while True:
+            item = await self._queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def stop(self, cause: str) -> None:
+        """Ask control to end the run."""
+        self._emit(m.StopRequested(cause))
+
+    async def close(self) -> None:
+        """End every process of the run; those that do not end within the deadline are killed."""
+        for task in self._tasks:
+            task.cancel()
+        members = [*self._replicas.values(), *self._relays.values(), *self._rewards]
+        if self._trainer is not None:
+            members.append(self._trainer)
+        closing = [asyncio.ensure_future(_quietly(member.actor.close.remote())) for member in members]
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_DEADLINE_S)
+        for member in members:
+            self._end_process(member)
+
+    # ------------------------------------------------------------------------------------------------ commands
+
+    def execute(self, command: m.AnyCommand) -> None:
+        """Start the work and return; its outcome arrives later as an event."""
+        match command:
+            case m.StartReplica():
+                self._start_replica(command.replica, command.machine)
+            case m.StopReplica():
+                self._stop_replica(command.replica)
+            case m.StartRelay():
+                self._start_relay(command.machine)
+            case m.Load():
+                self._tell_replica(command.replica, lambda actor: actor.load.remote(command.id, command.version))
+            case m.Generate() | m.Resume():
+                tasks = self._payload.tasks(command.trajectories, evaluation=command.evaluation)
+                self._tell_replica(command.replica, lambda actor: actor.generate.remote(tasks, command.evaluation))
+            case m.Release():
+                self._tell_replica(
+                    command.replica, lambda actor: actor.release.remote(command.id, command.trajectories)
+                )
+            case m.ScoreTrajectories():
+                self._spawn(self._score(command))
+            case m.TrainMiniBatch():
+                self._spawn(self._train(command))
+            case m.Publish():
+                self._spawn(self._publish(command))
+            case m.SaveCheckpoint():
+                self._spawn(self._save(command))
+            case m.SetChain():
+                self._chain = command
+                self._link_chain()
+            case m.RetainVersions():
+                self._retained = command.versions
+                for relay in self._relays.values():
+                    self._spawn(_quietly(relay.actor.retain.remote(command.versions)))
+            case m.Forget():
+                self._payload.forget(command.trajectories)
+            case m.EndRun():
+                pass
+            case _:
+                assert_never(command)
+
+    # ------------------------------------------------------------------------------------------------ replicas
+
+    def _start_replica(self, id: m.ReplicaId, machine_id: m.MachineId) -> None:
+        machine = self._session.machine(machine_id)
+        actor = self._session.place(RolloutActor, machine).remote(
+            id, machine_id, self._config, self._secrets
+        )
+        member = self._replicas[id] = Member(actor, machine)
+        member.listening = self._spawn(self._listen_to_replica(id, member))
+
+    async def _listen_to_replica(self, id: m.ReplicaId, member: Member) -> None:
+        started = False
+        try:
+            await self._register(member)
+            self._emit(await member.actor.start.remote())
+            started = True
+            while True:
+                for report in await member.actor.reports.remote():
+                    self._payload.store(report)
+                    self._emit(report.event)
+        except ray.exceptions.RayError as error:
+            lost = m.ReplicaLost if started else m.ReplicaFailedToStart
+            self._emit(lost(id, _cause(error)))
+
+    def _tell_replica(self, id: m.ReplicaId, call: Callable[[Any], Awaitable[None]]) -> None:
+        """Call one that may be gone already; its failure is its loss."""
+        member = self._replicas.get(id)
+        if member is not None:
+            self._spawn(self._report_failure(call(member.actor), lambda cause: m.ReplicaLost(id, cause)))
+
+    def _stop_replica(self, id: m.ReplicaId) -> None:
+        member = self._replicas.pop(id, None)
+        if member is not None:
+            self._end_process(member)
+
+    # -------------------------------------------------------------------------------------------------- relays
+
+    def _start_relay(self, id: m.MachineId) -> None:
+        if (former := self._relays.pop(id, None)) is not None:
+            self._end_process(former)
+        machine = self._session.machine(id)
+        actor = self._session.place(RelayActor, machine).remote(
+            id, machine.host, self._config, self._secrets
+        )
+        member = self._relays[id] = Member(actor, machine)
+        member.listening = self._spawn(self._listen_to_relay(id, member))
+
+    async def _listen_to_relay(self, id: m.MachineId, member: Member) -> None:
+        try:
+            await self._register(member)
+            member.address = await member.actor.start.remote()
+            await member.actor.retain.remote(self._retained)
+            self._emit(m.RelayStarted(id))
+            while True:
+                events, happenings = await member.actor.reports.remote()
+                for happening in happenings:
+                    log.warning("%s", happening)
+                for event in events:
+                    self._emit(event)
+        except ray.exceptions.RayError as error:
+            self._emit(m.RelayLost(id, _cause(error)))
+
+    def _link_chain(self) -> None:
+        """Tell each relay of the chain its next one, and the trainer its master."""
+        assert self._chain is not None, "a chain is set before it is linked"
+        relays = [self._relays[id] for id in self._chain.machines if id in self._relays]
+        for relay, following in zip(relays, [*relays[1:], None], strict=True):
+            address = following.address if following is not None else None
+            self._spawn(_quietly(relay.actor.set_next.remote(address, self._chain.id)))
+        if self._trainer is not None:
+            master = relays[0].address if relays else None
+            self._spawn(_quietly(self._trainer.actor.set_master.remote(master, self._chain.id, len(relays))))
+
+    # ------------------------------------------------------------------------------------------------- trainer
+
+    async def _start_trainer(self) -> None:
+        machine = self._session.machines[0]
+        actor = self._session.place(TrainerActor, machine, concurrency_groups={"links": 1}).remote(
+            self._config, self._secrets, self._restore_from
+        )
+        self._trainer = Member(actor, machine)
+        if self._chain is not None:
+            self._link_chain()
+        try:
+            self._trainer.pid, step = await actor.start.remote()
+            self._registry.add(self._trainer.pid)
+        except ray.exceptions.RayError as error:
+            self._emit(m.TrainerLost(_cause(error)))
+        else:
+            self._emit(m.TrainerStarted(step))
+
+    async def _train(self, command: m.TrainMiniBatch) -> None:
+        experiences = self._payload.experiences(command)
+        metrics = await self._ask_trainer(
+            command.id, lambda actor: actor.train_mini_batch.remote(command.step, command.index, experiences)
+        )
+        if metrics is not None:
+            self._sink.mini_batch(command.step, metrics)
+            self._emit(m.MiniBatchTrained(command.id, command.step, command.index))
+
+    async def _publish(self, command: m.Publish) -> None:
+        stall_s = await self._ask_trainer(
+            command.id, lambda actor: actor.publish.remote(command.version, command.step)
+        )
+        if stall_s is not None:
+            self._emit(m.HandedOver(command.id, command.version, stall_s))
+
+    async def _save(self, command: m.SaveCheckpoint) -> None:
+        if await self._ask_trainer(command.id, lambda actor: actor.save.remote(command.step)):
+            self._emit(m.CheckpointSaved(command.id, command.step))
+
+    async def _ask_trainer(self, command: m.CommandId, call: Callable[[Any], Awaitable[Any]]) -> Any | None:
+        """The call's result, or None after its failure has become an event."""
+        assert self._trainer is not None, "work was ordered before the trainer started"
+        try:
+            return await call(self._trainer.actor)
+        except ray.exceptions.RayTaskError as error:
+            self._emit(m.CommandFailed(command, _cause(error)))
+        except ray.exceptions.RayError as error:
+            self._emit(m.TrainerLost(_cause(error)))
+        return None
+
+    # ------------------------------------------------------------------------------------------------- rewards
+
+    async def _start_reward(self, machine: Machine) -> None:
+        member = Member(self._session.place(RewardActor, machine).remote(self._config), machine)
+        try:
+            await self._register(member)
+            await member.actor.start.remote()
+        except ray.exceptions.RayError as error:
+            # A reward function that cannot be loaded fails for everybody, so the run ends by its name.
+            self._emit(m.RewardFailedToStart(_cause(error)))
+        else:
+            self._rewards.append(member)
+            self._rewards_ready.set()
+
+    async def _score(self, command: m.ScoreTrajectories) -> None:
+        tasks = self._payload.scoring_tasks(command.trajectories, evaluation=command.evaluation)
+        self._num_score_calls += 1
+        # Until the first worker is up; the control plane's deadline for scores bounds this.
+        await self._rewards_ready.wait()
+        member = self._rewards[self._num_score_calls % len(self._rewards)]
+        try:
+            event, extras = await member.actor.score.remote(command.id, tasks)
+        except ray.exceptions.RayError as error:
+            if member in self._rewards:
+                self._rewards.remove(member)
+                self._end_process(member)
+                self._spawn(self._start_reward(member.machine))
+            if not self._rewards:
+                self._rewards_ready.clear()
+            self._emit(m.CommandFailed(command.id, _cause(error)))
+            return
+        self._payload.store_scores(command, event)
+        self._sink.reward_extras(extras)
+        self._emit(event)
+
+    # ------------------------------------------------------------------------------------------------ plumbing
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._emit(m.Tick())
+
+    async def _register(self, member: Member) -> None:
+        member.pid = await member.actor.pid.remote()
+        self._registry.add(member.pid)
+
+    async def _report_failure(self, call: Awaitable[Any], event: Callable[[str], m.AnyEvent]) -> None:
+        try:
+            await call
+        except ray.exceptions.RayError as error:
+            self._emit(event(_cause(error)))
+
+    def _emit(self, event: m.AnyEvent) -> None:
+        self._queue.put_nowait((time.monotonic() - self._epoch_s, event))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._retire)
+        return task
+
+    def _retire(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._queue.put_nowait(error)
+
+    def _end_process(self, member: Member) -> None:
+        """Kill it, hung or not. Ray asks a process to leave, which a stopped one cannot hear, so the kernel is asked too."""
+        if member.listening is not None:
+            member.listening.cancel()
+        ray.kill(member.actor)
+        if member.pid and member.machine.is_local:
+            with suppress(ProcessLookupError):
+                os.kill(member.pid, signal.SIGKILL)
+
+
+async def _quietly(call: Awaitable[Any]) -> None:
+    """For calls whose failure shows elsewhere: the process is gone, and whoever listens to it says so."""
+    with suppress(ray.exceptions.RayError):
+        await call
+
+
+def _cause(error: ray.exceptions.RayError) -> str:
+    """What happened, in one line, without Ray's traceback."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    return f"its process died ({type(error).__name__})"

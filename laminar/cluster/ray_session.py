@@ -1,0 +1,102 @@
+"""Starts Ray on this machine or joins a running cluster, and places actors on its machines."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from laminar.config import ClusterConfig
+from laminar.control.messages import MachineId
+
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Ray would take 30 % of the memory; here it only carries control messages."""
+PLACES_PER_MACHINE = 10_000
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """A Ray node, or with `cluster.address=local` an emulated machine on this one."""
+
+    id: MachineId
+    host: str
+    """Where other machines reach it."""
+    node_id: str | None
+    is_local: bool
+
+
+class RaySession:
+    """Ray for as long as the run lasts. Raises ValueError for a cluster that cannot be joined, or joined safely."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray  # seconds, so only once a run is certain to start
+
+        self._ray = ray
+        self.folder: Path | None = None
+        if config.address == "local":
+            self._start_here()
+        else:
+            self._join()
+
+    def machine(self, id: MachineId) -> Machine:
+        return self.machines[id]
+
+    def place(self, actor: type, machine: Machine, *, concurrency_groups: dict[str, int] | None = None) -> Any:
+        """The actor class, ready for `.remote(…)`, to run on this machine."""
+        if machine.node_id is None:
+            where: dict[str, Any] = {"resources": {f"machine_{machine.id}": 1}, "num_cpus": 0}
+        else:
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+            strategy = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
+            where = {"scheduling_strategy": strategy, "num_cpus": self._config.cpus_per_process}
+        one_thread = {"env_vars": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
+        remote = self._ray.remote(concurrency_groups=concurrency_groups or {})(actor)
+        return remote.options(max_restarts=0, runtime_env=one_thread, **where)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+    def _start_here(self) -> None:
+        # Ray's sockets lie below this folder and their paths are limited to 107 bytes.
+        temporary = Path(tempfile.gettempdir()) / f"laminar-ray-{os.getuid()}"
+        self._ray.init(
+            address="local",
+            num_cpus=PLACES_PER_MACHINE,
+            resources={f"machine_{i}": PLACES_PER_MACHINE for i in range(self._config.num_machines)},
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=str(temporary),
+        )
+        self.folder = _session_folder(temporary)
+        self.machines = [Machine(MachineId(i), "127.0.0.1", None, is_local=True) for i in range(self._config.num_machines)]
+
+    def _join(self) -> None:
+        address = self._config.address
+        if os.environ.get("RAY_AUTH_MODE", "token") != "token":
+            raise ValueError(
+                f"cluster.address={address}: RAY_AUTH_MODE={os.environ['RAY_AUTH_MODE']}, so anyone who reaches the "
+                "cluster could run code in it; start it with RAY_AUTH_MODE=token and unset the variable here"
+            )
+        try:
+            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except ConnectionError as error:
+            raise ValueError(
+                f"cluster.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
+                "or use cluster.address=local"
+            ) from error
+        here = self._ray.get_runtime_context().get_node_id()
+        nodes = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in self._ray.nodes() if node["Alive"])
+        self.machines = [
+            Machine(MachineId(i), host, node, is_local=node == here) for i, (node, host) in enumerate(nodes)
+        ]
+
+
+def _session_folder(temporary: Path) -> Path:
+    """The folder of this process's session: Ray names it with the pid of who started it."""
+    return next(folder for folder in temporary.glob("session_*") if folder.name.endswith(f"_{os.getpid()}"))

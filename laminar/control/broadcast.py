@@ -1,0 +1,60 @@
+"""Decides the relays' chain: who is the master, who forwards to whom, and which versions are kept."""
+
+from collections.abc import Iterator
+
+from laminar.control.messages import AnyCommand, MachineId, RetainVersions, SetChain, StartRelay, VersionComplete
+from laminar.control.state import ClusterState, Relay
+
+
+def chain(state: ClusterState) -> SetChain:
+    """Machines in id order, so that a late joiner does not reshuffle the others."""
+    machines = sorted(m for m, relay in state.relays.items() if relay.started)
+    return SetChain(state.new_command(), tuple(machines))
+
+
+def take_in_start(state: ClusterState, machine: MachineId, now: float) -> Iterator[AnyCommand]:
+    state.relays[machine] = Relay(machine, heard_at_s=now, started=True, started_at_s=now)
+    yield chain(state)
+    yield RetainVersions(state.new_command(), state.retained)
+
+
+def take_in_complete(state: ClusterState, event: VersionComplete, now: float) -> None:
+    relay = state.relays.get(event.machine)
+    if relay is None:
+        state.counters.num_late_messages += 1
+        return
+    if event.version not in relay.complete:
+        relay.complete = sorted([*relay.complete, event.version])
+    trainer = state.trainer
+    everywhere = all(event.version in r.complete for r in state.relays.values() if r.started)
+    if event.version == trainer.version and everywhere:
+        trainer.broadcast_s = now - trainer.handed_over_at_s
+
+
+def lose(state: ClusterState, machine: MachineId, cause: str, now: float) -> Iterator[AnyCommand]:
+    """Rebuild the chain without the relay and bring up another; its neighbours resume at the first missing chunk."""
+    if machine not in state.relays:
+        state.counters.num_late_messages += 1
+        return
+    state.relays[machine] = Relay(machine, heard_at_s=now)
+    state.counters.num_relays_lost += 1
+    yield chain(state)
+    yield StartRelay(state.new_command(), machine, cause)
+
+
+def retain(state: ClusterState) -> Iterator[AnyCommand]:
+    """Tell the relays which versions live trajectories or due evaluations need, when that changed."""
+    needed: dict[int, None] = {}
+    for replica in state.replicas.values():
+        if replica.version is not None and replica.trajectories:
+            needed[replica.version] = None
+    for id in state.homeless:
+        if (version := state.trajectories[id].version) is not None:
+            needed[version] = None
+    for evaluation in state.evaluations:
+        if not evaluation.ended:
+            needed[evaluation.version] = None
+    versions = tuple(sorted(needed))
+    if versions != state.retained:
+        state.retained = versions
+        yield RetainVersions(state.new_command(), versions)

@@ -1,0 +1,128 @@
+"""Notices what is silent or late, and makes losses good: replicas, relays, commands without an outcome."""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from laminar.config import Config
+from laminar.control import broadcast, scoring
+from laminar.control.manager import make_homeless
+from laminar.control.messages import (
+    AnyCommand,
+    CommandId,
+    EndRun,
+    MachineId,
+    ReplicaId,
+    StartReplica,
+    StopReplica,
+)
+from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase, TrajectoryState
+
+
+def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
+    """At every tick. If the controller itself stalled, nobody else is to blame: all deadlines start again."""
+    stalled = state.ticked_at_s is not None and now - state.ticked_at_s > config.faults.report_deadline_s / 2
+    state.ticked_at_s = now
+    if stalled:
+        state.counters.num_controller_stalls += 1
+        _restart_deadlines(state, now)
+        return
+    for replica in tuple(state.replicas.values()):
+        limit_s = config.faults.report_deadline_s if replica.started else config.faults.start_deadline_s
+        if now - replica.heard_at_s > limit_s:
+            doing = "reported nothing" if replica.started else "did not start"
+            yield from lose_replica(state, config, replica.id, f"{doing} for {limit_s:g} s", now)
+    yield from _check_relays(state, config, now)
+    for id, pending in tuple(state.pending.items()):
+        if id in state.pending and now - pending.sent_at_s > pending.deadline_s:
+            cause = f"no outcome of {pending.awaited} within {pending.deadline_s:g} s"
+            yield from fail_command(state, config, id, cause, now)
+
+
+def start_replica(state: ClusterState, machine: MachineId, now: float) -> StartReplica:
+    id = ReplicaId(state.next_replica)
+    state.next_replica += 1
+    state.replicas[id] = Replica(id, machine, heard_at_s=now)
+    return StartReplica(state.new_command(), id, machine)
+
+
+def lose_replica(
+    state: ClusterState, config: Config, id: ReplicaId, cause: str, now: float
+) -> Iterator[AnyCommand]:
+    """Its trajectories become homeless, a replacement starts; without either possible, the run ends by name."""
+    replica = state.replicas.get(id)
+    if replica is None:
+        state.counters.num_late_messages += 1
+        return
+    state.counters.num_replicas_lost += 1
+    rescued = list(replica.trajectories)
+    make_homeless(state, rescued)
+    state.counters.num_trajectories_rescued += len(rescued)
+    for inbound in tuple(replica.inbound):
+        state.trajectories[inbound].target = None
+    del state.replicas[id]
+    for command in [c for c, p in state.pending.items() if p.replica == id]:
+        del state.pending[command]
+    yield StopReplica(state.new_command(), id, cause)
+    if state.counters.num_replacements < config.faults.num_replacements_max:
+        state.counters.num_replacements += 1
+        yield start_replica(state, replica.machine, now)
+    elif not state.replicas:
+        yield end(state, failed=True, cause=f"no replica is left: replica {id} {cause}, and {_limit(config)}")
+
+
+def fail_command(
+    state: ClusterState, config: Config, id: CommandId, cause: str, now: float
+) -> Iterator[AnyCommand]:
+    """A command raised, or its outcome did not come in time."""
+    pending = state.pending.pop(id, None)
+    if pending is None:
+        state.counters.num_late_messages += 1
+        return
+    match pending.awaited:
+        case Awaited.LOAD | Awaited.RELEASE:
+            assert pending.replica is not None, f"{pending} names no replica"
+            yield from lose_replica(state, config, pending.replica, cause, now)
+        case Awaited.SCORES:
+            late = [t for id in pending.trajectories if (t := state.trajectories.get(id)) is not None]
+            waiting = [t for t in late if t.state is TrajectoryState.FINISHED]
+            yield from scoring.fail(state, config, [(t, f"reward_lost: {cause}") for t in waiting], now)
+        case Awaited.CHECKPOINT:
+            # The previous checkpoint is intact, and what was trained since stays in the buffer's memory.
+            state.counters.num_checkpoints_failed += 1
+            state.trainer.phase = TrainerPhase.WAITING
+            if state.stopping is not None:
+                yield end(state, failed=True, cause=f"the last checkpoint failed: {cause}")
+        case Awaited.MINI_BATCH | Awaited.HAND_OVER:
+            yield end(state, failed=True, cause=f"the trainer failed: {cause}")
+        case _:
+            assert_never(pending.awaited)
+
+
+def end(state: ClusterState, *, failed: bool, cause: str) -> EndRun:
+    state.ended = True
+    return EndRun(state.new_command(), failed, cause)
+
+
+def _check_relays(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
+    for machine, relay in tuple(state.relays.items()):
+        limit_s = config.faults.report_deadline_s if relay.started else config.faults.start_deadline_s
+        version, behind_since_s = state.trainer.version, max(state.trainer.handed_over_at_s, relay.started_at_s)
+        is_behind = relay.started and version >= 0 and version not in relay.complete
+        if now - relay.heard_at_s > limit_s:
+            yield from broadcast.lose(state, machine, f"reported nothing for {limit_s:g} s", now)
+        elif is_behind and now - behind_since_s > config.relay.publish_deadline_s:
+            cause = f"did not complete version {version} within {config.relay.publish_deadline_s:g} s"
+            yield from broadcast.lose(state, machine, cause, now)
+
+
+def _restart_deadlines(state: ClusterState, now: float) -> None:
+    for replica in state.replicas.values():
+        replica.heard_at_s = now
+    for relay in state.relays.values():
+        relay.heard_at_s = now
+    for pending in state.pending.values():
+        pending.sent_at_s = now
+
+
+def _limit(config: Config) -> str:
+    return f"faults.num_replacements_max={config.faults.num_replacements_max} replacements were used up"

@@ -1,0 +1,192 @@
+"""Manages the replicas: which one gets which prompt groups, when it refreshes, where homeless trajectories go on."""
+
+from collections.abc import Iterator
+
+from laminar.config import Config
+from laminar.control import evaluation, groups
+from laminar.control.messages import AnyCommand, Generate, Load, ReplicaId, Resume, TrajectoryId
+from laminar.control.prompts import PromptOrder
+from laminar.control.schedules.schedule import Schedule
+from laminar.control.state import Awaited, ClusterState, Replica, Trajectory, TrajectoryState
+
+
+class Manager:
+    """Decides for replicas; holds nothing but the rules and the prompt order (what it knows is in the state)."""
+
+    def __init__(self, config: Config, schedule: Schedule, order: PromptOrder, num_evaluation_prompts: int) -> None:
+        self._config = config
+        self._schedule = schedule
+        self._order = order
+        self._num_evaluation_prompts = num_evaluation_prompts
+
+    def serve(self, state: ClusterState, now: float) -> Iterator[AnyCommand]:
+        """Start whatever the new state allows on the replicas."""
+        if state.homeless:
+            yield from self._house(state)
+        for replica in state.replicas.values():
+            if replica.empty:
+                yield from self._next_work(state, replica, now)
+
+    def more_will_come(self, state: ClusterState) -> bool:
+        """Whether groups beyond those dispatched may still be dispatched for the step to come."""
+        return self._order.num_left(state) > 0 and not self._refill_exhausted(state)
+
+    # ------------------------------------------------------------------------------------- homeless trajectories
+
+    def _house(self, state: ClusterState) -> Iterator[AnyCommand]:
+        """Resume each on the least loaded replica of its own version; restart those whose version is gone."""
+        chosen: dict[ReplicaId, list[Trajectory]] = {}
+        for id in tuple(state.homeless):
+            trajectory = state.trajectories[id]
+            if trajectory.version is not None and not self._version_survives(state, trajectory.version):
+                if trajectory.evaluation:
+                    yield from groups.drop(state, self._config, trajectory, "version_gone")
+                    continue
+                groups.restart(state, trajectory)
+            home = self._home_for(state, trajectory)
+            if home is not None:
+                settle(state, trajectory, home)
+                chosen.setdefault(home.id, []).append(trajectory)
+        for home_id, trajectories in chosen.items():
+            yield resume(state, state.replicas[home_id], trajectories)
+
+    def _home_for(self, state: ClusterState, trajectory: Trajectory) -> Replica | None:
+        """The least loaded replica that serves its version; for one that starts again, the newest version."""
+        fits = [
+            r
+            for r in state.replicas.values()
+            if r.started
+            and r.loading is None
+            and r.releasing is None
+            and r.version is not None
+            and (r.evaluating == trajectory.evaluation or r.empty)
+            and r.version == (state.trainer.version if trajectory.version is None else trajectory.version)
+        ]
+        return min(fits, key=lambda r: (len(r.trajectories), r.id), default=None)
+
+    def _version_survives(self, state: ClusterState, version: int) -> bool:
+        on_relay = any(version in relay.complete for relay in state.relays.values())
+        return on_relay or any(r.version == version for r in state.replicas.values())
+
+    # ------------------------------------------------------------------------------------------- empty replicas
+
+    def _next_work(self, state: ClusterState, replica: Replica, now: float) -> Iterator[AnyCommand]:
+        if (version := self._version_awaited_here(state, replica)) is not None:
+            yield self._load(state, replica, version, now)
+        elif (due := evaluation.due(state)) and self._may_evaluate(state, replica, due.version):
+            if replica.version == due.version:
+                yield from evaluation.start(state, self._config, due, replica, self._num_evaluation_prompts, now)
+            else:
+                yield self._load(state, replica, due.version, now)
+        elif (num_groups := self._num_groups(state, replica)) > 0:
+            version = self._version_for_batch(state, replica, now)
+            if version is None:
+                return
+            if version == replica.version:
+                yield self._generate(state, replica, num_groups, now)
+            else:
+                state.counters.num_refreshes += replica.version is not None
+                yield self._load(state, replica, version, now)
+
+    def _version_awaited_here(self, state: ClusterState, replica: Replica) -> int | None:
+        """The version of the oldest homeless trajectory that this replica could load, unless one is loading it."""
+        available = state.versions_complete(replica.machine)
+        for id in state.homeless:
+            version = state.trajectories[id].version
+            if version is None:
+                version = state.trainer.version
+            if version != replica.version and version in available and not self._is_loading(state, version):
+                return version
+        return None
+
+    def _may_evaluate(self, state: ClusterState, replica: Replica, version: int) -> bool:
+        """The replica has the version, or can load it and no other is doing so."""
+        if replica.version == version:
+            return True
+        return version in state.versions_complete(replica.machine) and not self._is_loading(state, version)
+
+    def _is_loading(self, state: ClusterState, version: int) -> bool:
+        return any(
+            p.awaited is Awaited.LOAD and p.version == version and p.replica in state.replicas
+            for p in state.pending.values()
+        )
+
+    def _num_groups(self, state: ClusterState, replica: Replica) -> int:
+        if state.stopping is not None or self._refill_exhausted(state):
+            return 0
+        wanted = self._schedule.num_groups_wanted(state, self._config, replica)
+        limit = self._config.rollout.num_groups_per_replica_max
+        return min(wanted, limit, self._order.num_left(state))
+
+    def _refill_exhausted(self, state: ClusterState) -> bool:
+        """Whether the filter has dropped so many groups since the last step that no more are admitted for it."""
+        batch, factor = self._config.batch, self._config.buffer.max_refill_factor
+        return state.num_groups_refilled >= (factor - 1) * batch.num_prompts_per_step and state.num_groups_refilled > 0
+
+    def _version_for_batch(self, state: ClusterState, replica: Replica, now: float) -> int | None:
+        """The version to start the next batch at; none: one is on its way and worth waiting for."""
+        trainer = state.trainer
+        available = state.versions_complete(replica.machine)
+        if replica.version == trainer.version or trainer.version in available:
+            return trainer.version if trainer.version >= 0 else None
+        wait_max_s = self._config.relay.refresh_wait_max_s
+        soon = trainer.broadcast_s <= wait_max_s and now < trainer.handed_over_at_s + wait_max_s
+        if self._schedule.newest_only or soon or (replica.version is None and not available):
+            return None
+        newest_here = available[-1] if available else -1
+        return max(newest_here, replica.version if replica.version is not None else -1)
+
+    def _load(self, state: ClusterState, replica: Replica, version: int, now: float) -> Load:
+        replica.loading = state.expect(
+            Awaited.LOAD, now, self._config.faults.load_deadline_s, replica=replica.id, version=version
+        )
+        return Load(replica.loading, replica.id, version)
+
+    def _generate(self, state: ClusterState, replica: Replica, num_groups: int, now: float) -> Generate:
+        assert replica.version is not None, f"{replica} would generate without weights"
+        replica.kv_utilization_at_check = 0.0
+        replica.in_tail = False
+        assignments = [
+            assignment
+            for _ in range(num_groups)
+            for assignment in groups.dispatch(
+                state, self._order.take(state), self._config.batch.group_size, replica, now, evaluation=False
+            )[1]
+        ]
+        return Generate(state.new_command(), replica.id, replica.version, tuple(assignments))
+
+
+def settle(state: ClusterState, trajectory: Trajectory, home: Replica) -> None:
+    """It lives here from now on, under a new attempt number, so that reports from its former home are late."""
+    state.homeless.pop(trajectory.id, None)
+    home.trajectories[trajectory.id] = None
+    home.evaluating = trajectory.evaluation
+    trajectory.replica, trajectory.target = home.id, None
+    trajectory.version = home.version
+    trajectory.attempt += 1
+    trajectory.state = TrajectoryState.QUEUED
+    _mark_if_mixed(state, trajectory)
+
+
+def _mark_if_mixed(state: ClusterState, trajectory: Trajectory) -> None:
+    """Only a member that had to restart can come from another version than the rest of its group."""
+    group = state.groups[trajectory.group]
+    versions = (state.trajectories[id].version for id in group.trajectories)
+    if not group.mixed and any(v is not None and v != trajectory.version for v in versions):
+        group.mixed = True
+        state.counters.num_groups_mixed += 1
+
+
+def resume(state: ClusterState, home: Replica, trajectories: list[Trajectory]) -> Resume:
+    assert home.version is not None, f"{home} would resume without weights"
+    assignments = tuple(groups.assignment(t) for t in trajectories)
+    return Resume(state.new_command(), home.id, home.version, assignments, trajectories[0].evaluation)
+
+
+def make_homeless(state: ClusterState, ids: list[TrajectoryId]) -> None:
+    """They lost their replica; their tokens are in the partial-response pool."""
+    for id in ids:
+        trajectory = state.trajectories[id]
+        groups.leave_replica(state, trajectory)
+        trajectory.state = TrajectoryState.MOVING if trajectory.num_tokens else TrajectoryState.QUEUED
+        state.homeless[id] = None

@@ -1,0 +1,58 @@
+"""Makes a state that a run left behind into one that a new start can go on from.
+
+Replicas, relays and the weights in them are gone; the trainer is back at its last checkpoint. What was trained since
+returns to the buffer, finished responses keep their scores, unfinished ones begin again, since no relay holds the
+version that they came from.
+"""
+
+from laminar.control import groups, staleness
+from laminar.control.state import UNFINISHED, ClusterState, Trainer, TrajectoryState
+
+
+def recover(state: ClusterState, *, step: int) -> None:
+    """`step`: what the checkpoint that the trainer restarts from covers; 0 without one."""
+    _return_to_buffer(state, step)
+    _give_up_evaluations(state, step)
+    state.homeless.clear()
+    for trajectory in state.trajectories.values():
+        trajectory.replica = trajectory.target = None
+        if trajectory.state in UNFINISHED:
+            groups.restart(state, trajectory)
+            state.homeless[trajectory.id] = None
+    state.replicas.clear()
+    state.relays.clear()
+    state.pending.clear()
+    state.retained = ()
+    state.trainer = Trainer(step=step, version=state.trainer.version, saved_step=step)
+    state.counters.num_replacements = 0
+    state.stopping = None
+    state.ended = False
+    state.ticked_at_s = None
+
+
+def _return_to_buffer(state: ClusterState, step: int) -> None:
+    """Groups trained after the checkpoint, and those in training, come first again, in the order they had."""
+    kept = [id for id in state.trained if (state.groups[id].trained_step or 0) <= step]
+    again = [*state.trained[len(kept) :], *state.trainer.groups]
+    for id in again:
+        group = state.groups[id]
+        state.num_groups_outstanding += group.trained_step is not None
+        for trajectory in group.trajectories:
+            state.trajectories[trajectory].state = TrajectoryState.BUFFERED
+            staleness.forget_trained(state, group, state.trajectories[trajectory])
+        group.trained_step = group.trained_at_version = None
+    state.counters.num_groups_trained -= len(state.trained) - len(kept)
+    state.trained = kept
+    state.trainer.groups = []
+    state.buffer = [*again, *state.buffer]
+
+
+def _give_up_evaluations(state: ClusterState, step: int) -> None:
+    """The version that an unfinished evaluation was pinned to is gone; those of steps to come are asked for anew."""
+    for evaluation in state.evaluations:
+        for id in evaluation.groups:
+            for trajectory in state.groups.pop(id).trajectories:
+                del state.trajectories[trajectory]
+                dropped = state.evaluation_ledger.dropped
+                dropped["version_gone"] = dropped.get("version_gone", 0) + 1
+    state.evaluations = [e for e in state.evaluations if e.ended and e.step <= step]

@@ -1,0 +1,1 @@
+"""Holds the schedules: who waits for whom."""

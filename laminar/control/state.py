@@ -1,0 +1,370 @@
+"""Holds what the control plane knows, and check(), the invariants that hold after every event.
+
+Written by plane.py and its helpers only. Plain data throughout: a snapshot of it opens every event log. Ordered
+collections are lists and dicts (a dict whose values are None is an ordered set), since control iterates no set.
+"""
+
+from enum import StrEnum
+from typing import assert_never
+
+import msgspec
+
+from laminar.control.messages import (
+    CommandId,
+    DecodeCost,
+    GroupId,
+    MachineId,
+    PromptId,
+    ReplicaId,
+    TrajectoryId,
+)
+
+
+class TrajectoryState(StrEnum):
+    QUEUED = "queued"
+    """Given to a replica (or waiting for one) and not yet decoding."""
+    DECODING = "decoding"
+    WAITING_FOR_TOOL = "waiting_for_tool"
+    MOVING = "moving"
+    """Being released by one replica to be resumed on another, or rescued and without a home yet."""
+    FINISHED = "finished"
+    SCORED = "scored"
+    BUFFERED = "buffered"
+    """Its group is complete and waits for the trainer."""
+    IN_TRAINING = "in_training"
+    TRAINED = "trained"
+    """Final only at the checkpoint that covers it; until then a lost trainer returns it to the buffer."""
+
+
+ON_REPLICA = (TrajectoryState.QUEUED, TrajectoryState.DECODING, TrajectoryState.WAITING_FOR_TOOL)
+UNFINISHED = (*ON_REPLICA, TrajectoryState.MOVING)
+
+
+class Trajectory(msgspec.Struct):
+    id: TrajectoryId
+    group: GroupId
+    prompt: PromptId
+    evaluation: bool
+    state: TrajectoryState
+    replica: ReplicaId | None
+    """Where it decodes; none while it has no home."""
+    target: ReplicaId | None
+    """Where it goes on once its replica has released it."""
+    version: int | None
+    """The weights that it is sampled from; none until it has a home."""
+    dispatched_at_s: float
+    attempt: int = 0
+    num_tokens: int = 0
+    num_failures: int = 0
+    truncated: bool = False
+    score: float | None = None
+
+
+class Group(msgspec.Struct):
+    """A prompt group: `trajectories` are those of its members that were not dropped."""
+
+    id: GroupId
+    prompt: PromptId
+    evaluation: bool
+    trajectories: list[TrajectoryId]
+    mixed: bool = False
+    """A member restarted at a newer version than the others."""
+    trained_step: int | None = None
+    trained_at_version: int | None = None
+    """The version that the trainer held when its step began."""
+
+
+class Phase(StrEnum):
+    """What a replica is doing, as the timeline shows it."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    GENERATING = "generating"
+    TAIL = "tail"
+    """No work waits and KV utilization has begun to fall."""
+    REPACKED = "repacked"
+    """Its trajectories are being moved away."""
+    EVALUATING = "evaluating"
+    IDLE = "idle"
+
+
+class Replica(msgspec.Struct):
+    id: ReplicaId
+    machine: MachineId
+    heard_at_s: float
+    started: bool = False
+    version: int | None = None
+    kv_capacity_tokens: int = 0
+    decode_batch_max: int = 1
+    decode_cost: DecodeCost | None = None
+    kv_utilization: float = 0.0
+    kv_utilization_at_check: float = 0.0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_preemptions: int = 0
+    in_tail: bool = False
+    evaluating: bool = False
+    trajectories: dict[TrajectoryId, None] = {}
+    inbound: dict[TrajectoryId, None] = {}
+    """Trajectories on their way here by repack; they pin the version."""
+    loading: CommandId | None = None
+    releasing: CommandId | None = None
+
+    @property
+    def phase(self) -> Phase:
+        if not self.started:
+            return Phase.STARTING
+        if self.loading is not None:
+            return Phase.LOADING
+        if self.releasing is not None:
+            return Phase.REPACKED
+        if self.evaluating:
+            return Phase.EVALUATING
+        if not self.trajectories and not self.inbound:
+            return Phase.IDLE
+        return Phase.TAIL if self.in_tail else Phase.GENERATING
+
+    @property
+    def empty(self) -> bool:
+        """Whether its batch has ended and nothing is on its way: it may load or take a new batch."""
+        return (
+            self.started
+            and self.loading is None
+            and self.releasing is None
+            and not self.trajectories
+            and not self.inbound
+        )
+
+
+class Relay(msgspec.Struct):
+    machine: MachineId
+    heard_at_s: float
+    started: bool = False
+    started_at_s: float = 0.0
+    complete: list[int] = []
+    """Versions that the machine's replicas can load, ascending."""
+    incoming_version: int | None = None
+    incoming_bytes: int = 0
+
+
+class TrainerPhase(StrEnum):
+    STARTING = "starting"
+    WAITING = "waiting"
+    """Idle: the next step's groups are not there yet."""
+    TRAINING = "training"
+    PUBLISHING = "publishing"
+    SAVING = "saving"
+
+
+class Trainer(msgspec.Struct):
+    phase: TrainerPhase = TrainerPhase.STARTING
+    step: int = 0
+    """Steps done; the step in training is `step + 1`."""
+    version: int = -1
+    """Newest version handed over."""
+    groups: list[GroupId] = []
+    """Prompt groups of the step in training, in mini-batch order."""
+    num_mini_batches: int = 0
+    index: int = 0
+    handed_over_at_s: float = 0.0
+    broadcast_s: float = 0.0
+    """How long the last version took from hand-over to the last machine."""
+    saved_step: int = 0
+    """Newest step that a complete checkpoint covers."""
+    checkpoint_due: bool = False
+
+
+class Awaited(StrEnum):
+    """What the control plane waits for, as its deadline names it."""
+
+    LOAD = "load"
+    RELEASE = "release"
+    SCORES = "scores"
+    MINI_BATCH = "mini-batch"
+    HAND_OVER = "hand-over"
+    CHECKPOINT = "checkpoint"
+
+
+class Pending(msgspec.Struct):
+    """A command whose outcome is awaited until `sent_at_s + deadline_s`."""
+
+    awaited: Awaited
+    sent_at_s: float
+    deadline_s: float
+    replica: ReplicaId | None = None
+    trajectories: tuple[TrajectoryId, ...] = ()
+    version: int | None = None
+
+
+class Evaluation(msgspec.Struct):
+    """One held-out measurement, pinned to one version, on one replica at a time."""
+
+    version: int
+    step: int
+    groups: dict[GroupId, None] = {}
+    """Those not yet ended; empty also while no replica has taken it."""
+    dispatched: bool = False
+    score_sum: float = 0.0
+    num_scored: int = 0
+    ended: bool = False
+
+    @property
+    def mean_score(self) -> float:
+        return self.score_sum / self.num_scored if self.num_scored else 0.0
+
+
+class Ledger(msgspec.Struct):
+    """Final counts; with the live states they add up to what was dispatched, at every instant."""
+
+    dispatched: int = 0
+    trained: int = 0
+    evaluated: int = 0
+    dropped: dict[str, int] = {}
+
+
+class Counters(msgspec.Struct):
+    num_refreshes: int = 0
+    num_loads: int = 0
+    num_loads_failed: int = 0
+    num_repack_plans: int = 0
+    num_repack_moves: int = 0
+    num_trajectories_moved: int = 0
+    num_trajectories_rescued: int = 0
+    num_trajectories_restarted: int = 0
+    num_trajectories_retried: int = 0
+    num_groups_mixed: int = 0
+    num_groups_trained: int = 0
+    num_steps_short: int = 0
+    num_replicas_lost: int = 0
+    num_relays_lost: int = 0
+    num_replacements: int = 0
+    num_checkpoints_failed: int = 0
+    num_late_messages: int = 0
+    num_controller_stalls: int = 0
+
+
+class ClusterState(msgspec.Struct):
+    replicas: dict[ReplicaId, Replica] = {}
+    relays: dict[MachineId, Relay] = {}
+    trainer: Trainer = msgspec.field(default_factory=Trainer)
+    trajectories: dict[TrajectoryId, Trajectory] = {}
+    groups: dict[GroupId, Group] = {}
+    homeless: dict[TrajectoryId, None] = {}
+    """Trajectories that wait for a replica: rescued, restarted or retried ones, oldest first."""
+    buffer: list[GroupId] = []
+    trained: list[GroupId] = []
+    """Prompt groups trained since the newest complete checkpoint."""
+    evaluations: list[Evaluation] = []
+    pending: dict[CommandId, Pending] = {}
+    retained: tuple[int, ...] = ()
+    num_groups_outstanding: int = 0
+    """Training groups dispatched and not yet trained."""
+    epoch: int = 0
+    position: int = 0
+    """Prompts of this epoch already dispatched."""
+    num_groups_refilled: int = 0
+    """Groups dropped by the filter since the last step, and replaced."""
+    next_replica: int = 0
+    next_group: int = 0
+    next_trajectory: int = 0
+    next_command: int = 0
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    evaluation_ledger: Ledger = msgspec.field(default_factory=Ledger)
+    counters: Counters = msgspec.field(default_factory=Counters)
+    staleness_at_finish: dict[int, int] = {}
+    staleness_at_train: dict[int, int] = {}
+    trained_by_version: dict[int, int] = {}
+    ticked_at_s: float | None = None
+    checked_at_s: float = 0.0
+    stopping: str | None = None
+    """Why the run is to end before its work is done."""
+    ended: bool = False
+
+    def new_command(self) -> CommandId:
+        self.next_command += 1
+        return CommandId(self.next_command)
+
+    def expect(
+        self,
+        awaited: Awaited,
+        now: float,
+        deadline_s: float,
+        *,
+        replica: ReplicaId | None = None,
+        trajectories: tuple[TrajectoryId, ...] = (),
+        version: int | None = None,
+    ) -> CommandId:
+        """A new command whose outcome must come within `deadline_s`."""
+        id = self.new_command()
+        self.pending[id] = Pending(awaited, now, deadline_s, replica, trajectories, version)
+        return id
+
+    def versions_complete(self, machine: MachineId) -> list[int]:
+        """What the machine's relay can serve, ascending."""
+        relay = self.relays.get(machine)
+        return relay.complete if relay is not None else []
+
+    def counts(self, *, evaluation: bool) -> dict[str, int]:
+        """Live trajectories by state."""
+        live = dict.fromkeys((str(s) for s in TrajectoryState), 0)
+        for trajectory in self.trajectories.values():
+            if trajectory.evaluation == evaluation:
+                live[trajectory.state] += 1
+        return live
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken; tests call it after every event."""
+        self._check_conservation()
+        self._check_homes()
+        self._check_versions()
+        self._check_groups()
+
+    def _check_conservation(self) -> None:
+        for ledger, evaluation in ((self.ledger, False), (self.evaluation_ledger, True)):
+            live = sum(self.counts(evaluation=evaluation).values())
+            ended = ledger.trained + ledger.evaluated + sum(ledger.dropped.values())
+            assert ledger.dispatched == live + ended, f"law 2: {ledger} does not add up with {live} live trajectories"
+
+    def _check_homes(self) -> None:
+        held = [t for r in self.replicas.values() for t in r.trajectories]
+        assert len(held) == len(set(held)), "a trajectory is on two replicas"
+        for trajectory in self.trajectories.values():
+            home = self.replicas.get(trajectory.replica) if trajectory.replica is not None else None
+            on_home = home is not None and trajectory.id in home.trajectories
+            match trajectory.state:
+                case TrajectoryState.QUEUED | TrajectoryState.DECODING | TrajectoryState.WAITING_FOR_TOOL:
+                    assert on_home or trajectory.id in self.homeless, f"{trajectory} is lost"
+                case TrajectoryState.MOVING:
+                    assert on_home or trajectory.id in self.homeless, f"{trajectory} is lost"
+                case (
+                    TrajectoryState.FINISHED
+                    | TrajectoryState.SCORED
+                    | TrajectoryState.BUFFERED
+                    | TrajectoryState.IN_TRAINING
+                    | TrajectoryState.TRAINED
+                ):
+                    assert not on_home, f"{trajectory} has finished and still holds a place"
+                    assert trajectory.id not in self.homeless, f"{trajectory} has finished and waits for a replica"
+                case _:
+                    assert_never(trajectory.state)
+
+    def _check_versions(self) -> None:
+        for replica in self.replicas.values():
+            if replica.version is not None:
+                assert replica.version <= self.trainer.version, f"{replica} is ahead of the trainer"
+            for id in (*replica.trajectories, *replica.inbound):
+                trajectory = self.trajectories[id]
+                assert trajectory.version == replica.version, f"law 1: {trajectory} on {replica}"
+                assert trajectory.evaluation == replica.evaluating, f"{trajectory} mixes with {replica}"
+
+    def _check_groups(self) -> None:
+        placed = [*self.buffer, *self.trainer.groups, *self.trained]
+        assert len(placed) == len(set(placed)), "a group is in two places"
+        for group in self.groups.values():
+            for id in group.trajectories:
+                assert self.trajectories[id].group == group.id, f"{group} names a trajectory that is not its own"
+        outstanding = sum(not g.evaluation and g.trained_step is None for g in self.groups.values())
+        assert outstanding == self.num_groups_outstanding, "the groups outstanding were miscounted"
+        members = sum(len(g.trajectories) for g in self.groups.values())
+        assert members == len(self.trajectories), "a trajectory has no group"
+

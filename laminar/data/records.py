@@ -1,0 +1,84 @@
+"""Defines the payload records that the pools hold and the processes exchange."""
+
+from typing import Any
+
+import msgspec
+
+from laminar.control.messages import GroupId, Loaded, LoadFailed, PromptId, Released, ReplicaReport, TrajectoryId
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One row of a data set, tokenised once.
+
+    data_source, ground_truth and extra_info are passed to the reward function as the file has them.
+    """
+
+    id: PromptId
+    token_ids: tuple[int, ...]
+    data_source: str
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+class Response(msgspec.Struct):
+    """The tokens of one trajectory after its prompt, all lists of the same length [num_tokens].
+
+    logprobs: behaviour log-probs as sampled, nats; 0 where loss_mask is 0 (tool output). versions: the weight version
+    that each token was sampled under.
+    """
+
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    loss_mask: list[int] = []
+    versions: list[int] = []
+
+
+class TokenDelta(msgspec.Struct, frozen=True):
+    """Tokens `start`, start + 1, … of a trajectory's response, as a replica reported them."""
+
+    trajectory: TrajectoryId
+    attempt: int
+    start: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    loss_mask: tuple[int, ...]
+    version: int
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """A replica's event with the tokens that it speaks of: the tokens are stored first, then the event is handled."""
+
+    event: ReplicaReport | Released | Loaded | LoadFailed
+    tokens: tuple[TokenDelta, ...]
+
+
+class Task(msgspec.Struct, frozen=True):
+    """A trajectory as a replica receives it: the prompt, and the response so far when it is resumed."""
+
+    trajectory: TrajectoryId
+    attempt: int
+    prompt: Prompt
+    response_token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    seed: int
+
+
+class ScoringTask(msgspec.Struct, frozen=True):
+    """A finished response as a reward worker receives it, which turns its ids into text."""
+
+    trajectory: TrajectoryId
+    attempt: int
+    response_token_ids: tuple[int, ...]
+    prompt: Prompt
+
+
+class Experience(msgspec.Struct, frozen=True):
+    """A finished, scored trajectory as the trainer receives it."""
+
+    trajectory: TrajectoryId
+    group: GroupId
+    prompt_token_ids: tuple[int, ...]
+    response: Response
+    score: float
+    version: int
+    truncated: bool

@@ -1,0 +1,222 @@
+"""Runs a reward function on one response after the other, in the main thread of a process that may be killed any time.
+
+    RewardPool ──spawns──► python -m laminar.envs.reward_worker FD PARENT_PID [path.py:name]
+               ◄── Ready ──
+               ── RewardCall ──►  compute_score(...)  ── Reward | RewardFailure ──►   (one at a time)
+
+Starts in a tenth of a second: it imports nothing heavy, and nothing of the process that spawned it.
+"""
+
+import inspect
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, cast
+
+import msgspec
+
+from laminar.envs import math_answer
+from laminar.envs.user_code import load_named
+
+if TYPE_CHECKING:
+    from asyncio import Runner
+
+SETTING = "reward.function"
+CHARACTERS_KEPT = 2_000
+"""Of an error message, and of an extra that is text."""
+
+FailureKind = Literal["timeout", "crash", "exception", "invalid_score", "unsendable"]
+ComputeScore = Callable[..., object]
+
+
+class RewardCall(msgspec.Struct, frozen=True):
+    """The arguments of one call, as the data set has them and as the model wrote them."""
+
+    data_source: str
+    solution_str: str
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
+class Reward(msgspec.Struct, frozen=True, tag=True):
+    """A finite score. `extras`: what a returned dict had besides, for metrics; only numbers and texts."""
+
+    score: float
+    extras: dict[str, float | str] = {}
+
+
+class RewardFailure(msgspec.Struct, frozen=True, tag=True):
+    """One response that could not be scored. Never a score of zero: that would be a judgement."""
+
+    kind: FailureKind
+    cause: str
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The function is loaded, or `error` says why it cannot be."""
+
+    error: str = ""
+
+
+def main(fd: int, parent_pid: int, named: str | None) -> None:
+    _die_with(parent_pid)
+    channel = socket.socket(fileno=fd)
+    channel.set_inheritable(False)  # what user code starts must not keep the channel open after a crash
+    try:
+        compute_score = load_compute_score(named)
+    except BaseException as error:  # noqa: BLE001  (the process's edge; user code may even call sys.exit)
+        cause = str(error) if isinstance(error, ValueError) else f"{SETTING}={named}: {_describe(error)}"
+        send(channel, Ready(cause))
+        return
+    send(channel, Ready())
+    scorer = _Scorer(compute_score)
+    while (call := _receive(channel)) is not None:
+        send(channel, scorer.score(call))
+
+
+def load_compute_score(named: str | None) -> ComputeScore:
+    """The user's function, or the rule of math_answer.py. Raises ValueError if it takes other arguments than verl's."""
+    if named is None:
+        return math_answer.compute_score
+    function = load_named(named, SETTING)
+    if not callable(function):
+        raise ValueError(f"{SETTING}={named} is a {type(function).__name__}; it must be a function")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return function  # written in C without a signature: the first call will tell
+    try:
+        signature.bind(data_source="", solution_str="", ground_truth="", extra_info=None)
+    except TypeError as error:
+        raise ValueError(
+            f"{SETTING}={named} must accept (data_source, solution_str, ground_truth, extra_info=None) by name; "
+            f"it has {signature}: {error}"
+        ) from error
+    return function
+
+
+class _Scorer:
+    def __init__(self, compute_score: ComputeScore) -> None:
+        self._compute_score = compute_score
+        self._runner: Runner | None = None
+
+    def score(self, call: RewardCall) -> Reward | RewardFailure:
+        try:
+            value = self._compute_score(
+                data_source=call.data_source,
+                solution_str=call.solution_str,
+                ground_truth=call.ground_truth,
+                extra_info=call.extra_info,
+            )
+            if inspect.isawaitable(value):
+                value = self._wait_for(value)
+            return reward_of(value)
+        except BaseException as error:  # noqa: BLE001  (the process's edge; user code may even call sys.exit)
+            return RewardFailure("exception", _describe(error))
+        finally:
+            # An alarm that the call left behind would kill the next one.
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+    def _wait_for(self, value: Awaitable[object]) -> object:
+        import asyncio  # a third of the start-up time, and most functions are not async
+
+        async def wait() -> object:
+            return await value
+
+        if self._runner is None:
+            self._runner = asyncio.Runner()  # one loop for all calls, so that the function may keep its connections
+        return self._runner.run(wait())
+
+
+def reward_of(value: object) -> Reward | RewardFailure:
+    """What a reward function returned, judged: a finite number, a bool (1 or 0), or a dict with such a `score`."""
+    extras: dict[str, object] = {}
+    score = value
+    if isinstance(value, dict):
+        extras = {str(name): extra for name, extra in cast(dict[object, object], value).items()}
+        if "score" not in extras:
+            return RewardFailure("invalid_score", f"the dict returned has no 'score', only {', '.join(extras)}")
+        score = extras.pop("score")
+    # SupportsFloat takes in numpy's and torch's scalars and leaves text out.
+    if not isinstance(score, SupportsFloat):
+        return RewardFailure("invalid_score", f"{_shorten(repr(score))} is not a number")
+    try:
+        number = float(score)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        return RewardFailure("invalid_score", f"{_shorten(repr(score))} is not a number: {error}")
+    if not math.isfinite(number):
+        return RewardFailure("invalid_score", f"{number} is not finite")
+    return Reward(number, {name: kept for name, extra in extras.items() if (kept := _extra(extra)) is not None})
+
+
+def send(channel: socket.socket, message: Ready | Reward | RewardFailure) -> None:
+    channel.sendall(frame(msgspec.msgpack.encode(message)))
+
+
+def frame(payload: bytes) -> bytes:
+    """A message on the channel: its length in four bytes, then itself."""
+    return struct.pack("<I", len(payload)) + payload
+
+
+def _receive(channel: socket.socket) -> RewardCall | None:
+    """The next call; None once the pool has closed the channel."""
+    header = _receive_exactly(channel, 4)
+    if header is None:
+        return None
+    payload = _receive_exactly(channel, struct.unpack("<I", header)[0])
+    return msgspec.msgpack.decode(payload, type=RewardCall) if payload is not None else None
+
+
+def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < num_bytes:
+        part = channel.recv(num_bytes - len(received))
+        if not part:
+            return None
+        received += part
+    return bytes(received)
+
+
+def _extra(value: object) -> float | str | None:
+    if isinstance(value, str):
+        return _shorten(value)
+    if isinstance(value, SupportsFloat):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            return None
+    return None
+
+
+def _describe(error: BaseException) -> str:
+    """The exception and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return _shorten(f"{type(error).__name__}: {error}{where}")
+
+
+def _shorten(text: str) -> str:
+    """Short enough for a report, and free of the half characters that cannot be encoded."""
+    text = text if len(text) <= CHARACTERS_KEPT else text[:CHARACTERS_KEPT] + "…"
+    return text.encode(errors="replace").decode()
+
+
+def _die_with(parent_pid: int) -> None:
+    """Have the kernel kill us when the pool's process dies, even while user code hangs."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit(f"reward worker: its pool's process {parent_pid} is gone")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

@@ -1,0 +1,1 @@
+"""Writes down what a run does (event log, metrics, summary, report) and shows it; decides nothing."""

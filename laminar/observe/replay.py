@@ -1,0 +1,136 @@
+"""Decides a recorded run again: the same events at the same times must give the same commands."""
+
+from pathlib import Path
+
+import msgspec
+
+from laminar.config import Config
+from laminar.control.plane import ControlPlane
+from laminar.control.state import ClusterState
+from laminar.observe.event_log import (
+    LogHeader,
+    Record,
+    Segment,
+    code_version,
+    last_event_at_s,
+    newest_segment,
+    segments,
+)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where the replay left the record. event, recorded and got are JSON."""
+
+    file: Path
+    line: int
+    event: str
+    recorded: str
+    got: str
+
+
+class ReplayReport(msgspec.Struct, frozen=True):
+    """What a replay found; it stops at the first difference.
+
+    torn: the half-written lines that a kill left, each left out. other_code_versions: those of the log that are not
+    the running one, under which differences are to be expected.
+    """
+
+    num_files: int
+    num_events: int
+    num_commands: int
+    torn: tuple[str, ...]
+    other_code_versions: tuple[str, ...]
+    difference: Difference | None
+
+
+def replay(run_dir: Path) -> ReplayReport:
+    """Re-decide every event of a run and compare the commands, and the state wherever the log holds a snapshot.
+
+    Raises ValueError for a folder without an event log and for a damaged one.
+    """
+    num_files = num_events = num_commands = 0
+    torn: list[str] = []
+    versions: dict[str, None] = {}
+    plane: ControlPlane | None = None
+    difference: Difference | None = None
+    for segment in segments(run_dir):
+        if plane is not None and not segment.header.resumed:
+            difference = _compare_states(segment, plane.state)
+            if difference:
+                break
+        plane = plane_of(segment.header)
+        num_files += 1
+        torn += [segment.torn] if segment.torn else []
+        versions[segment.header.code_version] = None
+        for record in segment.records:
+            got, difference = _decide(plane, segment.path, record)
+            if difference:
+                break
+            num_events += 1
+            num_commands += got
+        if difference:
+            break
+    others = tuple(version for version in versions if version != code_version())
+    return ReplayReport(num_files, num_events, num_commands, tuple(torn), others, difference)
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """What control knew when a run ended, however it ended, and the time of the last event."""
+
+    state: ClusterState
+    now: float
+    num_prompts: int
+
+
+def restore(run_dir: Path) -> Restored:
+    """The newest snapshot and the events since. Commands that the last ones led to may never have been executed.
+
+    Raises ValueError for a folder without an event log.
+    """
+    segment = newest_segment(run_dir)
+    plane = plane_of(segment.header)
+    for record in segment.records:
+        plane.handle(record.event, record.now)
+    return Restored(plane.state, last_event_at_s(run_dir), segment.header.num_prompts)
+
+
+def plane_of(header: LogHeader) -> ControlPlane:
+    """A control plane that stands where the log file opens."""
+    return ControlPlane(
+        Config.model_validate(header.config),
+        num_prompts=header.num_prompts,
+        num_evaluation_prompts=header.num_evaluation_prompts,
+        state=header.state,
+    )
+
+
+def _decide(plane: ControlPlane, path: Path, record: Record) -> tuple[int, Difference | None]:
+    """How many commands the event led to, and the difference from those on record, if any."""
+    try:
+        got = tuple(plane.handle(record.event, record.now))
+    except Exception as error:  # noqa: BLE001 - the record may be of code that no longer is, or of the very fault looked for
+        return 0, _difference(path, record, f"{type(error).__name__}: {error}")
+    if record.commands is None or got == record.commands:
+        return len(got), None
+    return len(got), _difference(path, record, _json(got))
+
+
+def _difference(path: Path, record: Record, got: str) -> Difference:
+    return Difference(path, record.line, _json(record.event), _json(record.commands), got)
+
+
+def _compare_states(segment: Segment, state: ClusterState) -> Difference | None:
+    """Compare the written forms, since the order within a dict decides too."""
+    recorded, got = _fields(segment.header.state), _fields(state)
+    for name, value in recorded.items():
+        if value != got[name]:
+            return Difference(segment.path, 1, "snapshot", f"{name}: {value}", f"{name}: {got[name]}")
+    return None
+
+
+def _fields(state: ClusterState) -> dict[str, str]:
+    return {name: _json(value) for name, value in msgspec.structs.asdict(state).items()}
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,1 @@
+"""Carries weight versions: trainer to master relay, relay to relay, relay to replica."""

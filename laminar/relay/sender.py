@@ -1,0 +1,157 @@
+"""Streams the trainer's hand-overs to the master relay, in a process of its own, so that training goes on meanwhile.
+
+Started by SenderKeeper as `python -m laminar.relay.sender DESCRIPTOR PARENT_PID`. It lives exactly as long as its
+parent: the kernel kills it with the thread that started it, and the end of their socket ends it as well.
+"""
+
+import ctypes
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from laminar.relay.chunks import chunk_checksum, chunk_span, combine_checksums, count_chunks
+from laminar.relay.forward import Forwarder
+from laminar.relay.handshake import Credentials
+from laminar.relay.happenings import MasterLost, SendRefused, SendSuperseded, VersionSent
+from laminar.relay.links import Kind, Link, LinkError, decode
+from laminar.relay.manifest import Manifest
+from laminar.relay.orders import AddSlot, Answer, Join, Order, Released, Send, SetMaster
+from laminar.relay.segments import map_read_only
+from laminar.relay.stream import Superseded
+
+PR_SET_PDEATHSIG = 1
+
+
+class SlotSource:
+    """A version in one of the publisher's slots; checksums are computed as it is first sent, and kept."""
+
+    def __init__(self, slot: int, manifest: Manifest, view: memoryview) -> None:
+        self.slot = slot
+        self.manifest = manifest
+        self.view = view
+        self.settled = False
+        """Whether the publisher was told what became of it."""
+        self._checksums: list[int] = []
+
+    def wait_chunk(self, index: int, still_wanted: Callable[[], bool]) -> int:
+        if not still_wanted():
+            raise Superseded(f"version {self.manifest.version} is not sent there any more")
+        while len(self._checksums) <= index:
+            span = chunk_span(len(self._checksums), self.manifest.num_bytes, self.manifest.chunk_bytes)
+            self._checksums.append(chunk_checksum(self.view[span]))
+        return self._checksums[index]
+
+    def wait_complete(self, still_wanted: Callable[[], bool]) -> int:
+        num_chunks = count_chunks(self.manifest.num_bytes, self.manifest.chunk_bytes)
+        self.wait_chunk(num_chunks - 1, still_wanted)
+        return combine_checksums(self._checksums)
+
+
+class Desk:
+    """The hand-overs to send from. The newest stays here, for a new master, until a newer one comes."""
+
+    def __init__(self, answer: Callable[[Answer], None]) -> None:
+        self.changed = threading.Condition()
+        self._answer = answer
+        self._slots: dict[int, mmap.mmap] = {}
+        self._newest: SlotSource | None = None
+        self._sending: SlotSource | None = None
+
+    def add_slot(self, slot: int, mapping: mmap.mmap) -> None:
+        self._slots[slot] = mapping
+
+    def put(self, slot: int, manifest: Manifest) -> None:
+        with self.changed:
+            before, self._newest = self._newest, SlotSource(slot, manifest, memoryview(self._slots[slot]))
+            if before is not None and before is not self._sending:
+                self._let_go(before)
+            self.changed.notify_all()
+
+    def take_newest_after(self, version: int) -> SlotSource | None:
+        if self._newest is None or self._newest.manifest.version <= version:
+            return None
+        self._sending = self._newest
+        return self._sending
+
+    def put_back(self, source: SlotSource) -> None:
+        with self.changed:
+            self._sending = None
+            if source is not self._newest:
+                self._let_go(source)
+
+    def delivered(self, source: SlotSource, newest: int, seconds: float) -> None:
+        version = source.manifest.version
+        if source.settled:
+            return  # A new master was brought up to date.
+        source.settled = True
+        if newest == version:
+            self._answer(VersionSent(version, source.manifest.num_bytes, seconds))
+        else:
+            self._answer(SendRefused(version, f"version {version} is not newer than the master relay's {newest}"))
+
+    def _let_go(self, source: SlotSource) -> None:
+        assert self._newest is not None
+        if not source.settled:
+            self._answer(SendSuperseded(source.manifest.version, self._newest.manifest.version))
+        self._answer(Released(source.slot))
+
+
+def main(descriptor: int, parent_pid: int) -> None:
+    _die_with(parent_pid)
+    # Ctrl-C reaches the whole terminal group; this process ends with its parent, which may still need it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    link = Link(socket.socket(fileno=descriptor), "the publisher")
+    answering = threading.Lock()
+
+    def answer(message: Answer) -> None:
+        with answering:
+            link.send(Kind.ORDER, msgspec.msgpack.encode(message))
+
+    desk = Desk(answer)
+    forwarder: Forwarder[SlotSource] | None = None
+    while (received := _next_order(link)) is not None:
+        match received:
+            case Join() as join, _:
+                forwarder = Forwarder(
+                    desk,
+                    Credentials(join.run_id, join.token),
+                    answer_deadline_s=join.answer_deadline_s,
+                    on_lost=lambda address, cause: answer(MasterLost(address, cause)),
+                    on_delivered=desk.delivered,
+                )
+            case AddSlot() as add, int(fd):
+                desk.add_slot(add.slot, map_read_only(fd, add.num_bytes))
+                os.close(fd)
+            case Send() as send, _:
+                desk.put(send.slot, send.manifest)
+            case SetMaster() as master, _:
+                assert forwarder is not None
+                forwarder.set_next(master.address, master.epoch)
+            case unexpected:
+                raise AssertionError(f"order out of place: {unexpected}")
+    if forwarder is not None:
+        forwarder.close()
+
+
+def _next_order(link: Link) -> tuple[Order, int | None] | None:
+    try:
+        _, payload, fd = link.receive_with_descriptor(Kind.ORDER)
+    except (LinkError, ConnectionResetError):
+        return None  # The publisher closed its end: that is how it says goodbye.
+    return decode(payload, Order, link.peer), fd  # pyright: ignore[reportArgumentType]
+
+
+def _die_with(parent_pid: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        sys.exit("the publisher was gone before its sender started")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Generates: one worker process a replica, an engine inside it."""

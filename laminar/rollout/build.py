@@ -1,0 +1,83 @@
+"""Builds a rollout worker from the configuration: its engine, its rules, its environment."""
+
+from laminar.config import Config
+from laminar.control.messages import MachineId, ReplicaId
+from laminar.data.tokens import text_decoder, text_encoder
+from laminar.envs.env import load_environment
+from laminar.rollout.engines.engine import Engine
+from laminar.rollout.episode import EpisodeRules
+from laminar.rollout.worker import Lease, RolloutWorker, Turns
+
+CUT_MARK = " …[cut]"
+
+
+def build_engine(config: Config) -> Engine:
+    from laminar.rollout.engines.embedded import EmbeddedEngine  # torch, so only where something decodes
+
+    return EmbeddedEngine(config.engine, config.model.path)
+
+
+def build_worker(replica: ReplicaId, machine: MachineId, config: Config, lease: Lease) -> RolloutWorker:
+    import torch
+
+    from laminar.rollout.engines.architecture import read_stop_token_ids
+
+    torch.set_num_threads(1)
+    turns = _build_turns(config)
+    stop_token_ids = tuple(read_stop_token_ids(config.model.path))
+    cut_mark: tuple[int, ...] = ()
+    if turns is not None:
+        stop_token_ids += _turn_end_ids(turns)
+        cut_mark = tuple(turns.encode(CUT_MARK))
+    rules = EpisodeRules(
+        response_tokens_max=config.data.response_tokens_max,
+        stop_token_ids=stop_token_ids,
+        num_turns_max=config.rollout.num_turns_max if turns is not None else 1,
+        cut_mark_token_ids=cut_mark,
+        temperature=config.rollout.temperature,
+    )
+    evaluation_rules = EpisodeRules(
+        response_tokens_max=rules.response_tokens_max,
+        stop_token_ids=rules.stop_token_ids,
+        num_turns_max=rules.num_turns_max,
+        cut_mark_token_ids=rules.cut_mark_token_ids,
+        temperature=config.evaluation.temperature,
+        top_p=config.evaluation.top_p,
+        top_k=config.evaluation.top_k,
+        evaluation=True,
+    )
+    return RolloutWorker(
+        replica,
+        machine,
+        build_engine(config),
+        lease,
+        rules=rules,
+        evaluation_rules=evaluation_rules,
+        report_interval_s=config.rollout.report_interval_s,
+        turns=turns,
+    )
+
+
+def _build_turns(config: Config) -> Turns | None:
+    if config.rollout.environment is None:
+        return None
+    return Turns(
+        load_environment(config.rollout.environment),
+        config.rollout.environment_timeout_s,
+        text_encoder(config.model.path),
+        text_decoder(config.model.path),
+    )
+
+
+def _turn_end_ids(turns: Turns) -> tuple[int, ...]:
+    """The single token of each text that ends a turn. Raises ValueError for a text that is several tokens."""
+    ids: list[int] = []
+    for text in turns.environment.turn_ends:
+        encoded = turns.encode(text)
+        if len(encoded) != 1:
+            raise ValueError(
+                f"rollout.environment: turn_ends has {text!r}, which is {len(encoded)} tokens of this tokenizer; "
+                "a turn must end with a single one"
+            )
+        ids += encoded
+    return tuple(ids)

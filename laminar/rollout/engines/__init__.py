@@ -1,0 +1,1 @@
+"""Holds the engines, all behind one protocol (engine.py)."""

@@ -1,0 +1,99 @@
+"""Defines what an engine is to a rollout worker: batched, token-in and token-out, one weight version at a time."""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from laminar.control.messages import DecodeCost
+from laminar.relay.manifest import LeasedVersion
+
+StopReason = Literal["stop", "length", "abort", "error"]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One response to decode, or to go on decoding.
+
+    token_ids: the prompt and, when resuming, the response tokens so far. `position` counts the response tokens
+    already in it, so that the sampling noise of token k depends on (seed, k) alone: an interrupted response goes on
+    as if nothing had happened, on any replica.
+    """
+
+    id: int
+    token_ids: tuple[int, ...]
+    num_new_tokens_max: int
+    position: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    evaluation: bool = False
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """New tokens of one request with their behaviour log-probs (at the request's temperature, in nats).
+
+    stop_reason is set on the request's last delta. "error" carries the cause and no tokens.
+    """
+
+    request: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason | None = None
+    cause: str = ""
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    kv_utilization: float
+    """Share of the KV blocks that live requests hold, 0 to 1."""
+    kv_capacity_tokens: int
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    """Requests put back into the queue for want of KV blocks, since the start."""
+    num_steps: int
+    version: int | None
+
+
+class Engine(Protocol):
+    """Decodes many requests at once on one copy of the weights.
+
+    A request is owned by the engine from submit until its last delta. Weights are only loaded while no request is
+    alive; an interrupt is therefore abort, load, submit again from tokens.
+    """
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Raises ValueError for one that can never fit or that would train on truncated sampling."""
+        ...
+
+    async def abort(self, ids: Sequence[int]) -> list[Delta]:
+        """Stop these requests; returns their last deltas (tokens not yet delivered, stop_reason "abort").
+
+        An id that the engine does not hold any more is not in the list: its last delta came from next().
+        """
+        ...
+
+    async def next(self) -> list[Delta]:
+        """Wait for work if there is none, run one engine step, return its deltas (maybe none: a prefill step)."""
+        ...
+
+    async def load(self, leased: LeasedVersion) -> None:
+        """Take in a version while no request is alive; drops every cached prefix.
+
+        Raises RuntimeError while requests are alive, and WrongWeights if the log-prob probe disagrees with the
+        publisher's.
+        """
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    def decode_cost(self) -> DecodeCost:
+        """What a step costs, modelled or measured; repack takes its batch bound from it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class WrongWeights(RuntimeError):
+    """The weights served are not the weights published."""

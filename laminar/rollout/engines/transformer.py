@@ -1,0 +1,106 @@
+"""Computes a dense decoder (Qwen2, Qwen3, Llama) on flat rows of tokens, and leaves attention to whoever holds the KV.
+
+x: [num_rows, hidden]; a row is one token of some sequence. `attend(layer, query, key_value)` gets the rows' rotated
+query [num_rows, heads, head_dim] and key and value [num_rows, 2, kv_heads, head_dim], returns
+[num_rows, heads * head_dim] (attention.py).
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, rms_norm
+from torch.nn.functional import silu
+
+from laminar.relay.manifest import LeasedVersion, Probe
+from laminar.rollout.engines.architecture import inverse_frequencies, read_architecture
+from laminar.rollout.engines.attention import CausalAttention
+from laminar.rollout.engines.engine import WrongWeights
+from laminar.rollout.engines.weights import Weights
+
+Attend = Callable[[int, Tensor, Tensor], Tensor]
+NUM_POSITIONS_AT_FIRST = 1024
+
+
+class Transformer:
+    def __init__(self, model_path: Path) -> None:
+        self.architecture = read_architecture(model_path)
+        self.weights = Weights(self.architecture)
+        self._rotations = self._make_rotations(NUM_POSITIONS_AT_FIRST)
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Make positions below `num_positions` computable; doubles, so that long contexts cost memory only if used."""
+        while len(self._rotations) < num_positions:
+            self._rotations = self._make_rotations(2 * len(self._rotations))
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Last hidden states [num_rows, hidden], before the final norm. Both inputs: [num_rows], int64."""
+        a = self.architecture
+        num_rows, num_rotary = token_ids.shape[0], a.num_heads + a.num_kv_heads
+        rotation = self._rotations[positions].unsqueeze(1)
+        x = self.weights.embedding[token_ids]
+        for index, layer in enumerate(self.weights.layers):
+            h = _linear(self._norm(x, layer.input_norm), layer.qkv, layer.qkv_bias)
+            heads = h.view(num_rows, num_rotary + a.num_kv_heads, a.head_dim)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                query, key = heads[:, : a.num_heads], heads[:, a.num_heads : num_rotary]
+                query.copy_(self._norm(query, layer.q_norm))
+                key.copy_(self._norm(key, layer.k_norm))
+            torch.view_as_complex(heads[:, :num_rotary].view(num_rows, num_rotary, -1, 2)).mul_(rotation)
+            key_value = heads[:, a.num_heads :].view(num_rows, 2, a.num_kv_heads, a.head_dim)
+            attended = attend(index, heads[:, : a.num_heads], key_value)
+            x = torch.addmm(x, attended, layer.output)
+            if layer.output_bias is not None:
+                x += layer.output_bias
+            gate_up = torch.mm(self._norm(x, layer.mlp_norm), layer.gate_up)
+            gate, up = gate_up[:, : a.intermediate_size], gate_up[:, a.intermediate_size :]
+            x = torch.addmm(x, silu(gate).mul_(up), layer.down)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[num_rows, hidden] to [num_rows, vocab]."""
+        return torch.mm(self._norm(x, self.weights.final_norm), self.weights.head)
+
+    def load(self, leased: LeasedVersion) -> None:
+        """Copy in a version that fits (`weights.refuse_misfits`) and check it.
+
+        After WrongWeights the weights are not to be used.
+        """
+        self.weights.copy_from(leased)
+        self._check(leased.manifest.probe, leased.manifest.version)
+
+    def score(self, token_ids: Sequence[int]) -> Tensor:
+        """Log-probs of tokens 1.. given those before them, at temperature 1: [len - 1], float64."""
+        self.reserve_positions(len(token_ids))
+        ids = torch.tensor(token_ids)
+        x = self.forward(ids, torch.arange(len(ids)), CausalAttention(num_sequences=1))
+        logprobs = self.logits(x[:-1]).double().log_softmax(-1)
+        return logprobs.gather(1, ids[1:].unsqueeze(1)).squeeze(1)
+
+    def _check(self, probe: Probe, version: int) -> None:
+        if len(probe.token_ids) < 2 or len(probe.logprobs) != len(probe.token_ids) - 1:
+            raise WrongWeights(
+                f"version {version} was published with {len(probe.token_ids)} probe tokens and {len(probe.logprobs)} "
+                "log-probs, so what it serves cannot be checked; publish one log-prob for each token but the first"
+            )
+        difference = (
+            (self.score(probe.token_ids) - torch.tensor(probe.logprobs, dtype=torch.float64)).abs().max().item()
+        )
+        # Written so that NaN fails too.
+        if not difference <= probe.tolerance:
+            raise WrongWeights(
+                f"version {version}: a probe log-prob differs from the publisher's by {difference:.3g}, "
+                f"more than {probe.tolerance:.3g}"
+            )
+
+    def _make_rotations(self, num_positions: int) -> Tensor:
+        """[num_positions, head_dim / 2], complex: by how much each pair of a head turns at each position."""
+        angles = torch.outer(torch.arange(num_positions).float(), inverse_frequencies(self.architecture))
+        return torch.polar(torch.ones_like(angles), angles)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, (x.shape[-1],), weight, self.architecture.rms_norm_eps)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)

@@ -1,0 +1,176 @@
+"""Stores a decoder's weights, fused and transposed for small matrix products, and fills them from a published version.
+
+Every matrix is kept as [in, out]: at batch 1 to 64 such products take 0.6 to 0.9 of the time of [out, in]. Within each
+head of q and k the two components of a rotary pair lie side by side, so that rotating is one complex product; scores
+do not change, as q and k are permuted alike.
+"""
+
+import math
+import warnings
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from laminar.relay.manifest import LeasedVersion, TensorEntry
+from laminar.rollout.engines.architecture import Architecture
+from laminar.rollout.engines.engine import WrongWeights
+
+PUBLISHED_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+NUM_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One decoder layer; a bias or head norm that the architecture lacks is None."""
+
+    input_norm: Tensor
+    qkv: Tensor  # [hidden, (heads + 2 * kv_heads) * head_dim]: q, then k, then v
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Tensor  # [heads * head_dim, hidden]
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor  # [hidden, 2 * intermediate]
+    down: Tensor  # [intermediate, hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a checkpoint's tensor goes: a view of our storage whose elements are in the tensor's own order."""
+
+    shape: tuple[int, ...]
+    view: Tensor
+
+
+class Weights:
+    """All weights in float32, allocated once, zero until the first version is copied in."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._architecture = architecture
+        self._places: dict[str, Place] = {}
+        hidden, vocab = architecture.hidden_size, architecture.vocab_size
+        self.embedding = self._plain("model.embed_tokens.weight", vocab, hidden)
+        self.layers = [self._layer(f"model.layers.{index}.") for index in range(architecture.num_layers)]
+        self.final_norm = self._plain("model.norm.weight", hidden)
+        if architecture.tied_embeddings:
+            self.head = self.embedding.t()
+        else:
+            self.head = torch.zeros(hidden, vocab)
+            self._places["lm_head.weight"] = Place((vocab, hidden), self.head.t())
+
+    def refuse_misfits(self, leased: LeasedVersion) -> None:
+        """WrongWeights, by name, if tensors are missing, unknown, repeated or not of their shape."""
+        entries = {entry.name: entry for entry in leased.manifest.tensors}
+        wrong = [
+            f"{entry.name} ({reason})"
+            for entry in leased.manifest.tensors
+            if entry.name in self._places and (reason := self._misfit(entry, len(leased.data)))
+        ]
+        faults = {
+            "missing": [name for name in self._places if name not in entries],
+            "not of this model": [name for name in entries if name not in self._places],
+            "wrong": wrong,
+            "stated twice": [] if len(entries) == len(leased.manifest.tensors) else ["a tensor"],
+        }
+        told = [f"{fault}: {_enumerate(names)}" for fault, names in faults.items() if names]
+        if told:
+            raise WrongWeights(
+                f"version {leased.manifest.version} does not fit the {self._architecture.model_type} of model.path; "
+                + "; ".join(told)
+            )
+
+    def copy_from(self, leased: LeasedVersion) -> None:
+        """Overwrite every weight in place by those of a version that fits.
+
+        Keeps no reference to the segment's bytes: the lease may end when this returns.
+        """
+        with warnings.catch_warnings():
+            # The segment is mapped read-only, which is what we want; torch would rather write.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            for entry in leased.manifest.tensors:
+                place = self._places[entry.name]
+                published = torch.frombuffer(
+                    leased.data,
+                    dtype=PUBLISHED_DTYPES[entry.dtype],
+                    count=math.prod(entry.shape),
+                    offset=entry.offset,
+                )
+                place.view.copy_(published.view(place.view.shape))
+
+    def _misfit(self, entry: TensorEntry, num_bytes: int) -> str:
+        shape = self._places[entry.name].shape
+        if entry.shape != shape:
+            return f"shape {list(entry.shape)}, expected {list(shape)}"
+        if entry.dtype not in PUBLISHED_DTYPES:
+            return f"dtype {entry.dtype}, expected one of {', '.join(PUBLISHED_DTYPES)}"
+        expected_bytes = math.prod(shape) * PUBLISHED_DTYPES[entry.dtype].itemsize
+        if entry.num_bytes != expected_bytes or entry.offset + expected_bytes > num_bytes:
+            return f"{entry.num_bytes} bytes at {entry.offset}, expected {expected_bytes} within {num_bytes}"
+        return ""
+
+    def _plain(self, name: str, *shape: int) -> Tensor:
+        storage = torch.zeros(*shape)
+        self._places[name] = Place(shape, storage)
+        return storage
+
+    def _layer(self, prefix: str) -> LayerWeights:
+        a = self._architecture
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        num_q, num_kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+        qkv = torch.zeros(a.hidden_size, num_q + 2 * num_kv)
+        qkv_bias = torch.zeros(num_q + 2 * num_kv) if a.qkv_bias else None
+        start = 0
+        for name, size in (("q_proj", num_q), ("k_proj", num_kv), ("v_proj", num_kv)):
+            rotary, part = name != "v_proj", slice(start, start + size)
+            view = qkv[:, part].t()
+            self._places[f"{attention}{name}.weight"] = Place((size, a.hidden_size), self._paired(view, rotary))
+            if qkv_bias is not None:
+                self._places[f"{attention}{name}.bias"] = Place((size,), self._paired(qkv_bias[part], rotary))
+            start += size
+        gate_up = torch.zeros(a.hidden_size, 2 * a.intermediate_size)
+        for name, part in (
+            ("gate_proj", gate_up[:, : a.intermediate_size]),
+            ("up_proj", gate_up[:, a.intermediate_size :]),
+        ):
+            self._places[f"{mlp}{name}.weight"] = Place((a.intermediate_size, a.hidden_size), part.t())
+        return LayerWeights(
+            input_norm=self._plain(prefix + "input_layernorm.weight", a.hidden_size),
+            qkv=qkv,
+            qkv_bias=qkv_bias,
+            q_norm=self._head_norm(attention + "q_norm.weight"),
+            k_norm=self._head_norm(attention + "k_norm.weight"),
+            output=self._transposed(attention + "o_proj.weight", a.hidden_size, num_q),
+            output_bias=self._plain(attention + "o_proj.bias", a.hidden_size) if a.output_bias else None,
+            mlp_norm=self._plain(prefix + "post_attention_layernorm.weight", a.hidden_size),
+            gate_up=gate_up,
+            down=self._transposed(mlp + "down_proj.weight", a.hidden_size, a.intermediate_size),
+        )
+
+    def _transposed(self, name: str, num_out: int, num_in: int) -> Tensor:
+        storage = torch.zeros(num_in, num_out)
+        self._places[name] = Place((num_out, num_in), storage.t())
+        return storage
+
+    def _head_norm(self, name: str) -> Tensor | None:
+        if not self._architecture.qk_norm:
+            return None
+        storage = torch.zeros(self._architecture.head_dim)
+        self._places[name] = Place((self._architecture.head_dim,), self._paired(storage, True))
+        return storage
+
+    def _paired(self, view: Tensor, rotary: bool) -> Tensor:
+        """[heads * head_dim, ...] seen in a checkpoint's order, where a head is its first halves, then its second."""
+        if not rotary:
+            return view
+        return view.unflatten(0, (-1, self._architecture.head_dim // 2, 2)).transpose(1, 2)
+
+
+def _enumerate(names: list[str]) -> str:
+    shown = ", ".join(names[:NUM_NAMES_SHOWN])
+    return shown if len(names) <= NUM_NAMES_SHOWN else f"{shown} and {len(names) - NUM_NAMES_SHOWN} more"

@@ -1,0 +1,236 @@
+"""Serves one replica: decodes what it is given, and reports everything in one ordered stream.
+
+    generate ─► episodes ─► engine.next() ─► deltas ─► episodes ─► outbox ─► reports()
+    release, load ──────────────┘      environment ◄──┘  └──►           (one list a report interval)
+
+One event loop, one thread. Reports, releases and loads leave through the same stream, so the tokens behind an outcome
+are always stored before the outcome is handled.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+
+import msgspec
+
+from laminar.control.messages import (
+    CommandId,
+    Failed,
+    Finished,
+    Loaded,
+    LoadFailed,
+    MachineId,
+    Progress,
+    Released,
+    ReplicaId,
+    ReplicaReport,
+    ReplicaStarted,
+    TrajectoryId,
+)
+from laminar.data.records import Task, TokenDelta, WorkerReport
+from laminar.envs.env import Environment, ObservationFailed, observe
+from laminar.relay.lease import RelayUnreachable, VersionGone
+from laminar.relay.manifest import LeasedVersion
+from laminar.rollout.engines.engine import Delta, Engine, WrongWeights
+from laminar.rollout.episode import Episode, EpisodeRules, EpisodeState
+
+Lease = Callable[[int], AbstractContextManager[LeasedVersion]]
+"""Maps a version of the machine's relay for as long as the context lasts."""
+
+
+class Turns(msgspec.Struct, frozen=True):
+    """What a worker needs to run an environment: it, its time limit, and the way between text and tokens."""
+
+    environment: Environment
+    timeout_s: float
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[Sequence[int]], str]
+
+
+class RolloutWorker:
+    """One replica. After start() it decodes until close(); all methods belong to one event loop."""
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        machine: MachineId,
+        engine: Engine,
+        lease: Lease,
+        *,
+        rules: EpisodeRules,
+        evaluation_rules: EpisodeRules,
+        report_interval_s: float,
+        turns: Turns | None = None,
+    ) -> None:
+        self._replica = replica
+        self._machine = machine
+        self._engine = engine
+        self._lease = lease
+        self._rules = rules
+        self._evaluation_rules = evaluation_rules
+        self._report_interval_s = report_interval_s
+        self._turns = turns
+        self._version: int | None = None
+        self._episodes: dict[int, Episode] = {}
+        self._observing: dict[int, asyncio.Task[None]] = {}
+        self._ended: list[Episode] = []
+        self._outbox: list[WorkerReport] = []
+        self._urgent = asyncio.Event()
+        self._reported_at_s = 0.0
+        self._decoding: asyncio.Task[None] | None = None
+
+    def start(self) -> ReplicaStarted:
+        self._decoding = asyncio.get_running_loop().create_task(self._decode())
+        stats = self._engine.stats()
+        return ReplicaStarted(self._replica, self._machine, stats.kv_capacity_tokens, self._engine.decode_cost())
+
+    def generate(self, tasks: Sequence[Task], *, evaluation: bool) -> None:
+        """Take trajectories, fresh or resumed, at the version that is loaded."""
+        assert self._version is not None, "trajectories came before weights"
+        rules = self._evaluation_rules if evaluation else self._rules
+        for task in tasks:
+            episode = Episode(task, rules, self._version)
+            self._episodes[task.trajectory] = episode
+            self._go_on(episode)
+
+    async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
+        """Stop these; their last tokens, and where they stopped, leave in a Released."""
+        held = [self._episodes[id] for id in trajectories if id in self._episodes]
+        for episode in held:
+            if (observing := self._observing.pop(episode.trajectory, None)) is not None:
+                observing.cancel()
+        for delta in await self._engine.abort([e.trajectory for e in held if e.state is EpisodeState.DECODING]):
+            self._take(delta)
+        self._outbox.append(self._report())
+        stopped = [e for e in held if e.trajectory in self._episodes]
+        for episode in stopped:
+            del self._episodes[episode.trajectory]
+        progress = tuple(_progress(e) for e in stopped)
+        self._send(Released(command, self._replica, progress))
+
+    async def load(self, command: CommandId, version: int) -> None:
+        """Take the version from the machine's relay; what went wrong leaves in a LoadFailed, by name."""
+        began_s = time.monotonic()
+        try:
+            lease = self._lease(version)
+            leased = await asyncio.to_thread(lease.__enter__)
+            try:
+                await self._engine.load(leased)
+            finally:
+                lease.__exit__(None, None, None)
+        except (VersionGone, RelayUnreachable) as error:
+            self._send(LoadFailed(command, self._replica, version, str(error), serves_on=True))
+        except WrongWeights as error:
+            self._send(LoadFailed(command, self._replica, version, str(error), serves_on=False))
+        else:
+            self._version = version
+            self._send(Loaded(command, self._replica, version, time.monotonic() - began_s))
+
+    async def reports(self) -> list[WorkerReport]:
+        """What happened since the last call, in order; waits a report interval for it, or until something is urgent.
+
+        Raises what ended the decoding, if it has ended.
+        """
+        wait_s = self._reported_at_s + self._report_interval_s - time.monotonic()
+        if wait_s > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._urgent.wait(), wait_s)
+        assert self._decoding is not None, "start() comes first"
+        if self._decoding.done():
+            self._decoding.result()
+        self._urgent.clear()
+        self._reported_at_s = time.monotonic()
+        reports, self._outbox = [*self._outbox, self._report()], []
+        return reports
+
+    async def close(self) -> None:
+        for task in (self._decoding, *self._observing.values()):
+            if task is not None:
+                task.cancel()
+        await self._engine.close()
+
+    async def _decode(self) -> None:
+        try:
+            while True:
+                for delta in await self._engine.next():
+                    self._take(delta)
+        finally:
+            self._urgent.set()
+
+    def _take(self, delta: Delta) -> None:
+        episode = self._episodes[delta.request]
+        episode.take(delta)
+        if delta.stop_reason is not None:
+            self._go_on(episode)
+
+    def _go_on(self, episode: Episode) -> None:
+        """Whatever comes next for it."""
+        match episode.state:
+            case EpisodeState.DECODING:
+                self._submit(episode)
+            case EpisodeState.TURN_ENDED:
+                task = asyncio.get_running_loop().create_task(self._observe(episode))
+                self._observing[episode.trajectory] = task
+            case EpisodeState.FINISHED | EpisodeState.FAILED:
+                del self._episodes[episode.trajectory]
+                self._ended.append(episode)
+                if not self._episodes:
+                    self._urgent.set()
+            case EpisodeState.INTERRUPTED:
+                pass
+
+    def _submit(self, episode: Episode) -> None:
+        try:
+            self._engine.submit([episode.request()])
+        except ValueError as error:
+            episode.fail(f"engine: {error}")
+            self._go_on(episode)
+
+    async def _observe(self, episode: Episode) -> None:
+        """Ask the environment about the turn that ended, and go on with its answer."""
+        assert self._turns is not None, f"trajectory {episode.trajectory} has turns and there is no environment"
+        try:
+            turn = episode.turn(self._turns.decode)
+            text = await observe(self._turns.environment, turn, timeout_s=self._turns.timeout_s)
+            episode.observe(self._turns.encode(text) if text is not None else None)
+        except ObservationFailed as error:
+            episode.fail(f"environment: {error}")
+        del self._observing[episode.trajectory]
+        self._go_on(episode)
+
+    def _send(self, event: Released | Loaded | LoadFailed) -> None:
+        self._outbox.append(WorkerReport(event, ()))
+        self._urgent.set()
+
+    def _report(self) -> WorkerReport:
+        """Everything that happened since the last one. Also a heartbeat, so it may say nothing new."""
+        progress: list[Progress] = []
+        tokens: list[TokenDelta] = []
+        for episode in self._episodes.values():
+            new_tokens = episode.take_unreported()
+            tokens += new_tokens
+            if new_tokens or episode.state is EpisodeState.TURN_ENDED:
+                progress.append(_progress(episode))
+        for episode in self._ended:
+            tokens += episode.take_unreported()
+        finished = [e for e in self._ended if e.state is EpisodeState.FINISHED]
+        failed = [e for e in self._ended if e.state is EpisodeState.FAILED]
+        self._ended = []
+        stats = self._engine.stats()
+        event = ReplicaReport(
+            self._replica,
+            stats.kv_utilization,
+            stats.num_running,
+            stats.num_waiting,
+            stats.num_preemptions,
+            tuple(progress),
+            tuple(Finished(e.trajectory, e.attempt, e.num_tokens, e.truncated) for e in finished),
+            tuple(Failed(e.trajectory, e.attempt, e.cause) for e in failed),
+        )
+        return WorkerReport(event, tuple(tokens))
+
+
+def _progress(episode: Episode) -> Progress:
+    waiting = episode.state is EpisodeState.TURN_ENDED
+    return Progress(episode.trajectory, episode.attempt, episode.num_tokens, waiting)

@@ -1,0 +1,188 @@
+"""The live run: build, start, loop, stop. Its heart is three lines; the simulator's differs by one noun."""
+
+import asyncio
+import secrets
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from laminar.cluster.actors import RunSecrets
+from laminar.cluster.cluster import Cluster
+from laminar.cluster.folder import FolderLock
+from laminar.cluster.payload import Payload
+from laminar.cluster.processes import ProcessRegistry, end_dead_runs
+from laminar.cluster.ray_session import RaySession
+from laminar.config import Config
+from laminar.control.messages import EndRun
+from laminar.control.plane import ControlPlane
+from laminar.control.recovery import recover
+from laminar.control.state import ClusterState
+from laminar.data.chat import chat_encoder, load_tokenizer
+from laminar.data.datasets import load_prompts
+from laminar.data.prompt_pool import PromptPool
+from laminar.observe.event_log import EventLogWriter
+from laminar.observe.observer import Observer
+from laminar.observe.replay import restore
+from laminar.train.checkpoint import Checkpoint, newest_complete
+
+JOURNAL_FILE = "journal.sqlite"
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Where a start begins: from nothing, or from what an earlier one left."""
+
+    state: ClusterState
+    now: float
+    checkpoint: Checkpoint | None
+    resumed: bool
+    num_prompts: int
+    num_evaluation_prompts: int
+
+    def num_steps(self, config: Config) -> int:
+        """How many steps the run makes in all, if nothing is dropped."""
+        in_data = -(-config.data.num_epochs * self.num_prompts // config.batch.num_prompts_per_step)
+        return min(in_data, config.trainer.num_steps or in_data)
+
+
+def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
+    """Train, and return the exit status. Raises ValueError for what the user can set right."""
+    prompts, heldout = load_data(config)
+    check_user_code(config)
+    with FolderLock(config.run_dir, resume=resume, fresh=fresh):
+        end_dead_runs()
+        payload = Payload(config.run_dir / JOURNAL_FILE, prompts, heldout, config.seed)
+        try:
+            start = _start(config.run_dir, len(prompts), len(heldout), resume=resume)
+            if resume:
+                payload.restore(start.state)
+            return _run(config, payload, start)
+        finally:
+            payload.close()
+
+
+async def loop(cluster: Cluster, control: ControlPlane, log: EventLogWriter, observer: Observer) -> EndRun:
+    """The heart: events in, commands out, until control says that the run has ended."""
+    async for now, event in cluster.events():
+        log.append(now, event)
+        commands = control.handle(event, now)
+        for command in commands:
+            cluster.execute(command)
+        log.handled(commands, control.state)
+        observer.observe(now, event, commands, control.state)
+        if commands and isinstance(commands[-1], EndRun):
+            return commands[-1]
+    raise AssertionError("the events of a cluster do not end by themselves")
+
+
+def load_data(config: Config) -> tuple[PromptPool, PromptPool]:
+    """The training and the held-out prompts, tokenised."""
+    data = config.data
+    encode = chat_encoder(load_tokenizer(config.model.path))
+
+    def load(files: tuple[Path, ...]) -> PromptPool:
+        loaded = load_prompts(
+            files,
+            encode=encode,
+            prompt_tokens_max=data.prompt_tokens_max,
+            prompt_key=data.prompt_key,
+            dedup=data.dedup,
+        )
+        return PromptPool(loaded.prompts)
+
+    return load(data.train_files), load(data.val_files) if data.val_files else PromptPool(())
+
+
+def check_user_code(config: Config) -> None:
+    """Load the user's reward function and environment here once, so that a mistake shows before anything starts."""
+    from laminar.envs.env import load_environment
+    from laminar.envs.reward_worker import load_compute_score
+
+    load_compute_score(config.reward.function)
+    if config.rollout.environment is not None:
+        load_environment(config.rollout.environment)
+
+
+def _run(config: Config, payload: Payload, start: Start) -> int:
+    run_secrets = RunSecrets(secrets.token_hex(6), secrets.token_bytes(32))
+    control = ControlPlane(
+        config, num_prompts=start.num_prompts, num_evaluation_prompts=start.num_evaluation_prompts, state=start.state
+    )
+    with ExitStack() as stack:
+        registry = ProcessRegistry(run_secrets.run_id)
+        stack.callback(registry.close)
+        session = RaySession(config.cluster)
+        stack.callback(session.close)
+        if session.folder is not None:
+            registry.set_ray_folder(session.folder)
+        log = EventLogWriter(
+            config.run_dir,
+            config=config,
+            num_prompts=start.num_prompts,
+            num_evaluation_prompts=start.num_evaluation_prompts,
+            state=start.state,
+            resumed=start.resumed,
+        )
+        stack.callback(log.close)
+        observer = Observer(config, num_steps=start.num_steps(config))
+        stack.callback(observer.close, control.state)
+        if start.resumed:
+            observer.resume(start.now, start.state)
+        cluster = Cluster(
+            config,
+            session,
+            run_secrets,
+            payload,
+            registry,
+            observer,
+            restore_from=start.checkpoint.folder if start.checkpoint is not None else None,
+            start_s=start.now,
+        )
+        return asyncio.run(_start_loop_stop(cluster, control, log, observer))
+    raise AssertionError("unreachable: the stack swallows nothing")
+
+
+async def _start_loop_stop(
+    cluster: Cluster, control: ControlPlane, log: EventLogWriter, observer: Observer
+) -> int:
+    interrupt = _Interrupt(cluster)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt, signal.Signals(number).name)
+    try:
+        cluster.start()
+        ended = await loop(cluster, control, log, observer)
+        print(f"the run has {'failed' if ended.failed else 'ended'}: {ended.cause}")
+        return 1 if ended.failed else 0
+    finally:
+        await cluster.close()
+
+
+class _Interrupt:
+    """The first Ctrl-C ends the run at the end of its step, with a checkpoint; the second at once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._main = asyncio.current_task()
+        self._asked = False
+
+    def __call__(self, name: str) -> None:
+        if self._asked and self._main is not None:
+            self._main.cancel()
+        else:
+            self._asked = True
+            self._cluster.stop(f"stopped by {name}")
+
+
+def _start(run_dir: Path, num_prompts: int, num_evaluation_prompts: int, *, resume: bool) -> Start:
+    if not resume:
+        return Start(ClusterState(), 0.0, None, False, num_prompts, num_evaluation_prompts)
+    restored = restore(run_dir)
+    if restored.num_prompts != num_prompts:
+        raise ValueError(
+            f"{run_dir} was run on {restored.num_prompts} prompts and data.train_files now gives {num_prompts}: "
+            "resume with the same files and the same data.* settings"
+        )
+    checkpoint = newest_complete(run_dir / "checkpoints")
+    recover(restored.state, step=checkpoint.step if checkpoint is not None else 0)
+    return Start(restored.state, restored.now, checkpoint, True, num_prompts, num_evaluation_prompts)

@@ -1,0 +1,1 @@
+"""Learns: turns finished, scored trajectories into optimizer updates."""

@@ -1,0 +1,43 @@
+"""Writes a checkpoint as a Hugging Face folder that AutoModelForCausalLM and inference engines load."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from laminar.train.trainer import STATE_FILE, load_model
+
+COPIED = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+"""Files taken over from the original model byte for byte: writing a tokenizer anew may change it."""
+
+
+def export_hf(checkpoint: Path, model_path: Path, folder_out: Path) -> None:
+    """Weights of `checkpoint` (a folder that Trainer.save wrote), the rest from the model that training began with.
+
+    The weights get the dtype that the original's config names (bfloat16, mostly), as safetensors.
+    """
+    if not (checkpoint / STATE_FILE).is_file():
+        raise ValueError(f"{checkpoint} is no checkpoint: it has no {STATE_FILE}")
+    if folder_out.exists() and any(folder_out.iterdir()):
+        raise ValueError(f"{folder_out} is not empty; name a new folder for the export")
+    model: Any = load_model(model_path)  # transformers types `to` as taking no dtype
+    state = torch.load(checkpoint / STATE_FILE, map_location="cpu", weights_only=True)
+    model.load_state_dict(state["model"])
+    dtype = AutoConfig.from_pretrained(model_path, local_files_only=True).dtype or torch.float32
+    model.to(dtype).save_pretrained(folder_out)
+    for name in COPIED:
+        if (model_path / name).is_file():
+            shutil.copyfile(model_path / name, folder_out / name)

@@ -1,0 +1,87 @@
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from laminar.envs.env import ObservationFailed, Turn, load_environment, observe
+
+TWO_TURN = Path(__file__).parent / "two_turn.py"
+
+
+def turn(num_turns=1):
+    return Turn("2+2</code>", "so 2+2</code>", num_turns, "sums", "4", {"tool_output": 4})
+
+
+def ask(environment, num_turns=1, timeout_s=5.0):
+    return asyncio.run(observe(environment, turn(num_turns), timeout_s=timeout_s))
+
+
+@pytest.mark.parametrize("name", ["TwoTurn", "AsyncTwoTurn"])
+def test_an_environment_answers_or_ends_the_trajectory(name):
+    environment = load_environment(f"{TWO_TURN}:{name}")
+    assert ask(environment) == "<output>4</output>"
+    assert ask(environment, num_turns=2) is None
+
+
+class Failing:
+    turn_ends = ()
+
+    def __init__(self, act):
+        self.observe = act
+
+
+async def sleep_for_ever(_):
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("act", "cause"),
+    [
+        (lambda _: 1 / 0, "Failing.observe raised ZeroDivisionError: division by zero"),
+        (lambda _: 4, "Failing.observe returned int; expected text or None"),
+        (lambda _: "", "Failing.observe returned empty text; None says that the trajectory is done"),
+        (lambda _: time.sleep(0.5), "Failing.observe took more than 0.1 s"),
+        (sleep_for_ever, "Failing.observe took more than 0.1 s"),
+    ],
+)
+def test_every_failure_of_an_environment_is_named(act, cause):
+    with pytest.raises(ObservationFailed, match=cause):
+        ask(Failing(act), timeout_s=0.1)
+
+
+def test_a_timeout_of_the_environments_own_is_not_ours():
+    def act(_):
+        raise TimeoutError("the search engine sleeps")
+
+    with pytest.raises(ObservationFailed, match="raised TimeoutError: the search engine sleeps"):
+        ask(Failing(act))
+
+
+def test_a_slow_environment_does_not_block_the_others():
+    async def both():
+        slow = Failing(lambda _: time.sleep(0.3))
+        begun = time.perf_counter()
+        await asyncio.gather(*(observe(slow, turn(), timeout_s=5) for _ in range(3)))
+        return time.perf_counter() - begun
+
+    assert asyncio.run(both()) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ("class Env:\n    turn_ends = ()", "lacks observe"),
+        ("class Env:\n    def observe(self, turn): ...", "lacks turn_ends"),
+        ("class Env: ...", "lacks turn_ends and observe"),
+        ("class Env:\n    turn_ends = '</code>'\n    def observe(self, turn): ...", "must be a tuple of texts"),
+        ("Env = 3", "is a int; it must be a class"),
+        ("class Environment: ...", "defines no 'Env'; it has Environment"),
+    ],
+)
+def test_a_class_that_is_no_environment_is_told_what_it_lacks(tmp_path, content, cause):
+    file = tmp_path / "my_env.py"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=cause) as caught:
+        load_environment(f"{file}:Env")
+    assert "rollout.environment=" in str(caught.value)

@@ -1,0 +1,19 @@
+"""A fake environment with two turns: the first is answered with a number to add, the second ends the trajectory."""
+
+from laminar.envs.env import Turn
+
+
+class TwoTurn:
+    turn_ends = ("</code>",)
+
+    def observe(self, turn: Turn) -> str | None:
+        if turn.num_turns == 1:
+            return f"<output>{turn.extra_info['tool_output']}</output>"
+        return None
+
+
+class AsyncTwoTurn:
+    turn_ends = ()
+
+    async def observe(self, turn: Turn) -> str | None:
+        return TwoTurn().observe(turn)
