@@ -154,6 +154,9 @@ async def _start_loop_stop(
         ended = await loop(cluster, control, log, observer)
         print(f"the run has {'failed' if ended.failed else 'ended'}: {ended.cause}")
         return 1 if ended.failed else 0
+    except ValueError as error:
+        # In here it is our mistake, and must not pass for the user's.
+        raise RuntimeError("the run met a mistake of Laminar's; events/ in its folder holds what led to it") from error
     finally:
         await cluster.close()
 

@@ -83,6 +83,7 @@ class RolloutActor:
 
     async def close(self) -> None:
         await self._worker.close()
+        ray.actor.exit_actor()
 
 
 class RelayActor:
@@ -137,6 +138,7 @@ class RelayActor:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._relay.close)
+        ray.actor.exit_actor()
 
     def _note(self, happening: "RelayHappening") -> None:
         self._happenings.append(happening)
@@ -196,6 +198,7 @@ class TrainerActor:
 
     def close(self) -> None:
         self._publisher.close()
+        ray.actor.exit_actor()
 
 
 class RewardActor:
@@ -245,3 +248,4 @@ class RewardActor:
 
     async def close(self) -> None:
         await self._pool.close()
+        ray.actor.exit_actor()

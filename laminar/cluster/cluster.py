@@ -119,10 +119,12 @@ class Cluster:
         if self._trainer is not None:
             members.append(self._trainer)
         closing = [asyncio.ensure_future(_quietly(member.actor.close.remote())) for member in members]
-        if closing:
-            await asyncio.wait(closing, timeout=CLOSE_DEADLINE_S)
-        for member in members:
-            self._end_process(member)
+        if not closing:
+            return
+        await asyncio.wait(closing, timeout=CLOSE_DEADLINE_S)
+        for member, call in zip(members, closing, strict=True):
+            if not call.done():
+                self._end_process(member)
 
     # ------------------------------------------------------------------------------------------------ commands
 
@@ -222,7 +224,8 @@ class Cluster:
             while True:
                 events, happenings = await member.actor.reports.remote()
                 for happening in happenings:
-                    log.warning("%s", happening)
+                    if not isinstance(happening, m.VersionComplete | m.VersionEvicted):
+                        log.warning("relay of machine %d: %s", id, happening)
                 for event in events:
                     self._emit(event)
         except ray.exceptions.RayError as error:
@@ -232,8 +235,8 @@ class Cluster:
         """Tell each relay of the chain its next one, and the trainer its master."""
         assert self._chain is not None, "a chain is set before it is linked"
         relays = [self._relays[id] for id in self._chain.machines if id in self._relays]
-        for relay, following in zip(relays, [*relays[1:], None], strict=True):
-            address = following.address if following is not None else None
+        for position, relay in enumerate(relays, start=1):
+            address = relays[position].address if position < len(relays) else None
             self._spawn(_quietly(relay.actor.set_next.remote(address, self._chain.id)))
         if self._trainer is not None:
             master = relays[0].address if relays else None

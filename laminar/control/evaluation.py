@@ -25,6 +25,18 @@ def request_last(state: ClusterState, config: Config) -> None:
         state.evaluations.append(Evaluation(trainer.version, trainer.step))
 
 
+def skip_lost(state: ClusterState) -> None:
+    """Give up evaluations of a version that no relay and no replica holds any more (each relay has a newer one)."""
+    relays = [relay for relay in state.relays.values() if relay.started]
+    for evaluation in [e for e in state.evaluations if not e.dispatched]:
+        version = evaluation.version
+        on_relay = any(version in relay.complete for relay in relays)
+        may_come = not relays or any(not relay.complete or relay.complete[-1] < version for relay in relays)
+        if not (on_relay or may_come or any(r.version == version for r in state.replicas.values())):
+            state.evaluations.remove(evaluation)
+            state.counters.num_evaluations_skipped += 1
+
+
 def due(state: ClusterState) -> Evaluation | None:
     """The oldest evaluation that no replica has taken and none is loading for."""
     return next((e for e in state.evaluations if not e.dispatched), None)

@@ -272,6 +272,7 @@ class ControlPlane:
         state, config = self.state, self.config
         more_will_come = self._manager.more_will_come(state)
         yield from training.start_step(state, config, now, more_will_come=more_will_come)
+        evaluation.skip_lost(state)
         yield from self._manager.serve(state, now)
         yield from broadcast.retain(state)
         if state.trainer.phase is TrainerPhase.WAITING:

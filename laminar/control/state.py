@@ -239,6 +239,7 @@ class Counters(msgspec.Struct):
     num_relays_lost: int = 0
     num_replacements: int = 0
     num_checkpoints_failed: int = 0
+    num_evaluations_skipped: int = 0
     num_late_messages: int = 0
     num_controller_stalls: int = 0
 

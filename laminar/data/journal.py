@@ -113,7 +113,11 @@ class Journal:
         """Rebuild what was written and not forgotten. Raises JournalCorrupt, naming the file, if it cannot be read."""
         with self._corruption_named():
             partial = self._restore_tokens()
-            # A mark without tokens, or of an older attempt than the tokens, came late from a replica given up.
+            # A mark without tokens, or of an older attempt than the tokens, came late from a replica given up. The
+            # former nobody would ever forget.
+            with self._connection as transaction:
+                for table in ("finished", "scores"):
+                    transaction.execute(f"DELETE FROM {table} WHERE trajectory NOT IN (SELECT trajectory FROM tokens)")
             finished = {
                 f.trajectory: f
                 for f in self._rows("finished", "trajectory, attempt, num_tokens, truncated", Finished)

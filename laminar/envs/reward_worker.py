@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SETTING = "reward.function"
 CHARACTERS_KEPT = 2_000
-"""Of an error message, and of an extra that is text."""
+"""Of an error message."""
 
 FailureKind = Literal["timeout", "crash", "exception", "invalid_score", "unsendable"]
 ComputeScore = Callable[..., object]
@@ -44,10 +44,10 @@ class RewardCall(msgspec.Struct, frozen=True):
 
 
 class Reward(msgspec.Struct, frozen=True, tag=True):
-    """A finite score. `extras`: what a returned dict had besides, for metrics; only numbers and texts."""
+    """A finite score. `extras`: the finite numbers that a returned dict had besides, for metrics."""
 
     score: float
-    extras: dict[str, float | str] = {}
+    extras: dict[str, float] = {}
 
 
 class RewardFailure(msgspec.Struct, frozen=True, tag=True):
@@ -143,16 +143,10 @@ def reward_of(value: object) -> Reward | RewardFailure:
         if "score" not in extras:
             return RewardFailure("invalid_score", f"the dict returned has no 'score', only {', '.join(extras)}")
         score = extras.pop("score")
-    # SupportsFloat takes in numpy's and torch's scalars and leaves text out.
-    if not isinstance(score, SupportsFloat):
-        return RewardFailure("invalid_score", f"{_shorten(repr(score))} is not a number")
-    try:
-        number = float(score)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        return RewardFailure("invalid_score", f"{_shorten(repr(score))} is not a number: {error}")
-    if not math.isfinite(number):
-        return RewardFailure("invalid_score", f"{number} is not finite")
-    return Reward(number, {name: kept for name, extra in extras.items() if (kept := _extra(extra)) is not None})
+    number = _as_number(score)
+    if number is None:
+        return RewardFailure("invalid_score", f"{_shorten(repr(score))} is not a finite number")
+    return Reward(number, {name: n for name, extra in extras.items() if (n := _as_number(extra)) is not None})
 
 
 def send(channel: socket.socket, message: Ready | Reward | RewardFailure) -> None:
@@ -183,15 +177,16 @@ def _receive_exactly(channel: socket.socket, num_bytes: int) -> bytes | None:
     return bytes(received)
 
 
-def _extra(value: object) -> float | str | None:
-    if isinstance(value, str):
-        return _shorten(value)
-    if isinstance(value, SupportsFloat):
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            return None
-    return None
+def _as_number(value: object) -> float | None:
+    """None for what is no number, or no finite one."""
+    # Takes in numpy's and torch's scalars, and leaves text out.
+    if not isinstance(value, SupportsFloat):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None  # an array
+    return number if math.isfinite(number) else None
 
 
 def _describe(error: BaseException) -> str:

@@ -4,6 +4,7 @@ import difflib
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
 def load_named(named: str, setting: str) -> object:
@@ -20,7 +21,7 @@ def load_named(named: str, setting: str) -> object:
         raise ValueError(f"{setting}={named}: no such file {file.absolute()}")
     module = _import(file.resolve())
     if name not in module:
-        own = [other for other in module if not other.startswith("_")]
+        own = [n for n, value in module.items() if not n.startswith("_") and not isinstance(value, ModuleType)]
         nearest = difflib.get_close_matches(name, own, n=3)
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"it has {', '.join(sorted(own)) or 'nothing'}"
         raise ValueError(f"{setting}={named}: {file} defines no {name!r}; {hint}")

@@ -35,7 +35,8 @@ class PlainDisplay:
         self._history = history
         self._num_steps = num_steps
         self._output: TextIO | None = output
-        self._num_shown = (0, 0, 0)
+        # What an earlier start has shown is not shown again.
+        self._num_shown = (len(history.steps), len(history.evaluations), len(history.incidents))
 
     def update(self, _now: float, _state: ClusterState, /) -> None:
         history = self._history

@@ -73,12 +73,8 @@ def staleness(run: RunFolder) -> list[Figure]:
         ),
         _line(by_step, means, "mean", "--second"),
     ]
-    lags = [(row.step, row.values.get("publish_lag/mean")) for row in run.metrics]
-    if any(lag is not None for _, lag in lags):
-        known = [(step, lag) for step, lag in lags if lag is not None]
-        over_steps.append(
-            _line([s for s, _ in known], [v for _, v in known], "publish lag, mean", "--third", dash="dot")
-        )
+    if lags := _by_step(run, "publish_lag/mean"):
+        over_steps.append(_line(list(lags), list(lags.values()), "publish lag, mean", "--third", dash="dot"))
     return [
         Figure(
             "Staleness",
@@ -177,11 +173,17 @@ def policy(run: RunFolder) -> list[Figure]:
     )
     figures: list[Figure] = []
     for name, title, unit, caption in wanted:
-        points = [(row.step, value) for row in run.metrics if (value := row.values.get(name)) is not None]
-        if points:
-            trace = _line([step for step, _ in points], [value for _, value in points], title, "--first")
+        values = _by_step(run, name)
+        if values:
+            trace = _line(list(values), list(values.values()), title, "--first")
             figures.append(Figure(title, caption, "quarter", 220, [trace], _axes("step", unit, legend=False)))
     return figures
+
+
+def _by_step(run: RunFolder, name: str) -> dict[int, float]:
+    """A metric's values; of a step that was done again after a rollback, the newest."""
+    values = {row.step: value for row in run.metrics if (value := row.values.get(name)) is not None}
+    return {step: values[step] for step in sorted(values) if step <= run.state.trainer.step}
 
 
 def _learning_traces(

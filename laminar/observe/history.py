@@ -107,8 +107,15 @@ class History:
         self._preemptions_at_step = 0
 
     def resume(self, now: float, state: ClusterState) -> None:
-        """Begin with a state that earlier events led to: of a resumed start, or of a log read from its middle."""
+        """A new start goes on from the state that control recovered; steps that it rolled back did not happen."""
         self.timeline.resume(now)
+        num_steps_undone = sum(step.step > state.trainer.step for step in self.steps)
+        cause = "steps since the newest checkpoint are done again" if num_steps_undone else "nothing is done again"
+        self.incidents.append(Incident(now, state.trainer.step, "resumed", cause, max(1, num_steps_undone)))
+        self.steps = [step for step in self.steps if step.step <= state.trainer.step]
+        known = {evaluation.version for evaluation in state.evaluations}
+        self.evaluations = [record for record in self.evaluations if record.version in known]
+        self.ended = None
         self._num_tokens = {t.id: t.num_tokens for t in state.trajectories.values() if t.state in UNFINISHED}
         self._counters = msgspec.structs.replace(state.counters)
         self._dropped = dict(state.ledger.dropped)

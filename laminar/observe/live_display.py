@@ -15,6 +15,7 @@ from laminar.observe.history import History
 
 REFRESH_INTERVAL_S = 0.5
 UNKNOWN = "\N{EN DASH}"
+NUM_INCIDENTS_SHOWN = 3
 NUM_STEPS_SHOWN = 5
 """Steps over which reward, staleness and tokens/s are averaged."""
 
@@ -68,9 +69,10 @@ def render(config: Config, history: History, num_steps: int | None, now: float, 
     title = Text.assemble(("laminar ", "bold"), f"{config.run_dir} · {config.schedule.kind}{paced}")
     parts: list[RenderableType] = [title, _progress(history, num_steps, now, state), _numbers(history, now, state)]
     parts.append(_replicas(state))
-    if history.incidents:
-        incident = history.incidents[-1]
-        parts.append(Text(f"{incident.kind}: {incident.cause}", style="yellow", overflow="ellipsis", no_wrap=True))
+    parts += [
+        Text(f"{incident.kind}: {incident.cause}", style="yellow", overflow="ellipsis", no_wrap=True)
+        for incident in history.incidents[-NUM_INCIDENTS_SHOWN:]
+    ]
     return Group(*parts)
 
 
@@ -104,9 +106,9 @@ def _numbers(history: History, now: float, state: ClusterState) -> RenderableTyp
 
 
 def _replicas(state: ClusterState) -> RenderableType:
-    table = Table(box=None, header_style="bright_black", padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="bright_black", padding=(0, 1, 0, 0))
     for name in ("replica", "machine", "phase", "version", "KV utilization"):
-        table.add_column(name)
+        table.add_column(name, no_wrap=True)
     for name in ("running", "waiting", "trajectories"):
         table.add_column(name, justify="right")
     for replica in sorted(state.replicas.values(), key=lambda r: (r.machine, r.id)):
@@ -126,8 +128,8 @@ def _replicas(state: ClusterState) -> RenderableType:
 
 
 def _bar(share: float) -> Text:
-    filled = round(min(1.0, share) * 16)
-    return Text.assemble(("█" * filled, "bright_blue"), ("░" * (16 - filled), "bright_black"), f" {share:4.0%}")
+    filled = round(min(1.0, share) * 10)
+    return Text.assemble(("█" * filled, "bright_blue"), ("░" * (10 - filled), "bright_black"), f" {share:4.0%}")
 
 
 def _labelled(name: str, value: str, style: str = "bold") -> Text:

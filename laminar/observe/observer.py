@@ -12,6 +12,7 @@ from laminar.observe.history import History
 from laminar.observe.metrics import MetricsWriter, control_metrics, evaluation_metrics, merge_mini_batches, read_metrics
 from laminar.observe.report import write_report
 from laminar.observe.resources import MemorySampler
+from laminar.observe.run_folder import read_run
 from laminar.observe.summary import summarize, write_summary
 
 
@@ -20,6 +21,7 @@ class Observer:
 
     def __init__(self, config: Config, *, num_steps: int | None) -> None:
         self._config = config
+        self._num_steps = num_steps
         self._history = History()
         self._metrics = MetricsWriter(config.run_dir, tensorboard=config.observe.tensorboard)
         self._display = open_display(config, self._history, num_steps=num_steps)
@@ -30,7 +32,15 @@ class Observer:
         self._num_evaluations_written = 0
 
     def resume(self, now: float, state: ClusterState) -> None:
+        """Go on with the history that the run's folder tells of the earlier starts."""
+        self._display.close()
+        self._history = read_run(self._config.run_dir).history
         self._history.resume(now, state)
+        self._num_steps_written, self._num_evaluations_written = (
+            len(self._history.steps),
+            len(self._history.evaluations),
+        )
+        self._display = open_display(self._config, self._history, num_steps=self._num_steps)
 
     def mini_batch(self, step: int, metrics: dict[str, float]) -> None:
         """What the trainer measured; it comes before the event that the mini-batch was trained."""

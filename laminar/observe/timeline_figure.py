@@ -38,12 +38,13 @@ def timeline(run: RunFolder) -> list[Figure]:
     while len(bars := _all_bars(run, shortest_s)) > NUM_BARS_MAX:
         shortest_s *= 2
     rows = [*(_row_name(place) for place in _ordered(run)), TRAINER_ROW]
+    row_px = max(14, min(34, 1000 // len(rows)))
     whole = Figure(
         "Who did what when",
         f"{_what_to_see(run)} Drag to zoom, double-click to return; what lasted less than {shortest_s:.2g} s is drawn "
         "as part of its neighbour.",
         "full",
-        110 + 34 * len(rows),
+        130 + row_px * len(rows),
         [*_traces(bars, begin_s, labelled=False), *_losses(run, begin_s)],
         _layout(rows, (0 - begin_s, end_s - begin_s)),
     )
@@ -95,7 +96,7 @@ def _close_up(run: RunFolder, rows: Sequence[str], begin_s: float) -> Iterator[F
         "A dotted line is a new weight version; the number in a bar is the version that the replica decodes with (in "
         "the trainer's row, the step). Look down any moment: do all replicas hold the same version, and who waits?",
         "full",
-        120 + 40 * len(rows),
+        140 + max(16, min(40, 1200 // len(rows))) * len(rows),
         [*_traces(inside, begin_s, labelled=True), *_losses(run, begin_s)],
         layout,
     )

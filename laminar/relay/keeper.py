@@ -15,7 +15,14 @@ import msgspec
 import laminar
 from laminar.relay.forward import Address
 from laminar.relay.handshake import Credentials
-from laminar.relay.happenings import SenderHappening, SenderLost
+from laminar.relay.happenings import (
+    MasterLost,
+    SenderHappening,
+    SenderLost,
+    SendRefused,
+    SendSuperseded,
+    VersionSent,
+)
 from laminar.relay.links import Kind, Link, decode
 from laminar.relay.manifest import Manifest
 from laminar.relay.orders import AddSlot, Answer, Join, Order, Released, Send, SetMaster
@@ -42,6 +49,7 @@ class SenderKeeper:
         self._free: set[int] = set()
         self._sent: dict[int, Manifest] = {}
         """By slot: handed over and not released yet."""
+        self._last_settled = -1
         self._master = SetMaster(None, -1)
         self._happenings: deque[SenderHappening] = deque(maxlen=NUM_HAPPENINGS_KEPT)
         self._link: Link | None = None
@@ -160,18 +168,13 @@ class SenderKeeper:
         return process, link
 
     def _brief(self) -> None:
-        """Tell a new sender everything that its predecessor knew; of the versions only the newest is of use."""
+        """Tell a new sender everything that its predecessor knew; it lets go of what is not the newest."""
         self._order(self._join)
         for slot in range(len(self._segments)):
             self._order_slot(slot)
         self._order(self._master)
-        newest = max(self._sent, key=lambda slot: self._sent[slot].version, default=None)
-        for slot in [slot for slot in self._sent if slot != newest]:
-            del self._sent[slot]
-            self._free.add(slot)
-        if newest is not None:
-            self._order(Send(newest, self._sent[newest]))
-        self._changed.notify_all()
+        for slot, manifest in sorted(self._sent.items(), key=lambda item: item[1].version):
+            self._order(Send(slot, manifest))
 
     def _listen(self, link: Link) -> None:
         """Until the sender's end of the socket closes, which its death does."""
@@ -182,12 +185,21 @@ class SenderKeeper:
                 return
             answer = decode(payload, Answer, link.peer)  # pyright: ignore[reportArgumentType]
             with self._changed:
-                if isinstance(answer, Released):
-                    del self._sent[answer.slot]
-                    self._free.add(answer.slot)
-                    self._changed.notify_all()
-                else:
+                self._heard(answer)
+
+    def _heard(self, answer: Released | SenderHappening) -> None:
+        match answer:
+            case Released(slot):
+                del self._sent[slot]
+                self._free.add(slot)
+                self._changed.notify_all()
+            case VersionSent(version) | SendSuperseded(version) | SendRefused(version):
+                # Versions settle in order; a sender that took over may tell of one again.
+                if version > self._last_settled:
+                    self._last_settled = version
                     self._happenings.append(answer)
+            case MasterLost() | SenderLost():
+                self._happenings.append(answer)
 
     def _order(self, order: Order) -> None:
         if self._link is not None:

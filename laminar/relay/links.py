@@ -23,6 +23,8 @@ HEADER = struct.Struct("!HHIQQ")
 MESSAGE_BYTES_MAX = 16 << 20
 """A manifest of 100,000 tensors is about 10 MB."""
 CAUSE_BYTES_MAX = 4096
+LAST_WORD_S = 0.2
+"""A refusal was sent before the link broke, so it is here already or never comes."""
 
 Message = TypeVar("Message")
 
@@ -132,6 +134,8 @@ class Link:
                 self._socket.sendall(memoryview(payload)[num_sent - len(header) :])
         except BlockingIOError:
             raise TimeoutError(f"{self.peer} took no byte of {kind.name} for {self._deadline_s:g} s") from None
+        except ConnectionError as error:
+            raise LinkError(f"{self.peer} broke the link before {kind.name} was sent: {error.strerror}") from error
 
     def send_with_descriptor(self, kind: Kind, payload: bytes, fd: int, *, checksum: int = 0) -> None:
         """The same over a Unix socket, with an open file attached to the header."""
@@ -182,12 +186,22 @@ class Link:
             except BlockingIOError:
                 raise TimeoutError(f"no byte of {what} from {self.peer} for {self._deadline_s:g} s") from None
             except ConnectionError as error:
-                raise LinkError(
-                    f"{self.peer} broke the link after {num_received} of {len(target)} bytes of {what}: {error.strerror}"
-                ) from error
+                progress = f"{num_received} of {len(target)} bytes of {what}"
+                raise LinkError(f"{self.peer} broke the link after {progress}: {error.strerror}") from error
             if num_new == 0:
                 raise LinkError(f"{self.peer} closed the link after {num_received} of {len(target)} bytes of {what}")
             num_received += num_new
+
+    def last_word(self) -> LinkRefused | None:
+        """Why the peer broke the link, if it managed to say so: a better error than that it is broken."""
+        self.limit_waits(LAST_WORD_S)
+        try:
+            self.receive_header(Kind.REFUSED)
+        except LinkRefused as refused:
+            return refused
+        except OSError:
+            pass
+        return None
 
     def wait_closed(self, deadline_s: float) -> bool:
         """Whether the peer closed the link (or broke its silence, which it must not) within so long."""
@@ -226,7 +240,7 @@ class Link:
         if kind in EXACT and length != LENGTH_MAX[kind]:
             raise LinkError(f"bad frame from {self.peer}: {kind.name} of {length} bytes, not {LENGTH_MAX[kind]}")
         header = Header(kind, length, index, checksum)
-        if kind is Kind.REFUSED and kind not in kinds:
+        if kind is Kind.REFUSED:
             raise LinkRefused(self.peer, decode(self._receive_payload(header), Refusal, self.peer))
         if kind not in kinds:
             raise LinkError(f"{self.peer} sent {kind.name}, not {' or '.join(wanted.name for wanted in kinds)}")

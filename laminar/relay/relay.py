@@ -89,6 +89,8 @@ class Relay:
         self._peers_lock = threading.Lock()
         self._closed = False
         self._port = _listen_on_port(host, config.port)
+        self.address: Address = self._port.getsockname()[:2]
+        """Host and port where an upstream reaches this relay."""
         try:
             self._local = _listen_locally(run_id, machine)
         except BaseException:
@@ -110,12 +112,6 @@ class Relay:
         for thread in (*self._threads, self._teller):
             thread.daemon = True
             thread.start()
-
-    @property
-    def address(self) -> Address:
-        """Host and port where an upstream reaches this relay."""
-        host, port = self._port.getsockname()[:2]
-        return host, port
 
     def set_next(self, address: Address | None, epoch: int) -> None:
         """The chain changed: forward to this relay (None: this one is the last). Epochs only grow."""

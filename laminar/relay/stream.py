@@ -15,7 +15,7 @@ from typing import Protocol
 import msgspec
 
 from laminar.relay.chunks import chunk_span, count_chunks
-from laminar.relay.links import Kind, Link, LinkError
+from laminar.relay.links import Kind, Link, LinkError, LinkRefused
 from laminar.relay.manifest import Manifest
 
 SEND_STALL_S = 5.0
@@ -64,17 +64,33 @@ def push(
     Raises LinkRefused with the peer's reason, Superseded, or OSError when the link fails. on_progress is called with
     the bytes that the peer has got or been sent so far.
     """
-    manifest = source.manifest
-    num_chunks = count_chunks(manifest.num_bytes, manifest.chunk_bytes)
     # The peer may first have to allocate the segment, at about 1 GB/s.
     link.limit_waits(answer_deadline_s)
+    try:
+        first = _announce(link, source.manifest, epoch)
+        on_progress(min(first * source.manifest.chunk_bytes, source.manifest.num_bytes))
+        link.limit_waits(SEND_STALL_S)
+        _send_from(link, source, first, still_wanted, on_progress)
+    except LinkRefused:
+        raise
+    except LinkError as error:
+        raise link.last_word() or error from error
+
+
+def _announce(link: Link, manifest: Manifest, epoch: int) -> int:
+    """Returns the first chunk that the peer lacks."""
     link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest, epoch)))
     answer, _ = link.receive(Kind.ANSWER)
-    if answer.index > num_chunks:
-        raise LinkError(f"{link.peer} wants chunk {answer.index} of {num_chunks}")
-    on_progress(min(answer.index * manifest.chunk_bytes, manifest.num_bytes))
-    link.limit_waits(SEND_STALL_S)
-    for index in range(answer.index, num_chunks):
+    if answer.index > count_chunks(manifest.num_bytes, manifest.chunk_bytes):
+        raise LinkError(f"{link.peer} wants chunk {answer.index}, which version {manifest.version} has not got")
+    return answer.index
+
+
+def _send_from(
+    link: Link, source: Source, first: int, still_wanted: Callable[[], bool], on_progress: Callable[[int], None]
+) -> None:
+    manifest = source.manifest
+    for index in range(first, count_chunks(manifest.num_bytes, manifest.chunk_bytes)):
         checksum = source.wait_chunk(index, still_wanted)
         span = chunk_span(index, manifest.num_bytes, manifest.chunk_bytes)
         link.send(Kind.CHUNK, source.view[span], index=index, checksum=checksum)

@@ -132,7 +132,9 @@ def test_a_second_process_is_refused_and_told_who_holds_it(path):
 
 
 def test_a_killed_owner_leaves_no_lock(path):
-    writer = subprocess.Popen([sys.executable, journal_writer.__file__, str(path)], stdout=subprocess.PIPE, env=environment())
+    writer = subprocess.Popen(
+        [sys.executable, journal_writer.__file__, str(path)], stdout=subprocess.PIPE, env=environment()
+    )
     writer.stdout.readline()
     with pytest.raises(JournalInUse, match=f"process {writer.pid} "):
         Journal(path)

@@ -1,4 +1,4 @@
-"""Reward functions as users write them, good and bad. `solution_str` says what to do."""
+"""Reward functions as users write them, good and bad. To `misbehaving`, `solution_str` says what to do."""
 
 import ctypes
 import os
@@ -13,40 +13,61 @@ def exact(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def misbehaving(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    match solution_str:
-        case "hang":
-            while True:
-                pass
-        case "sleep":
-            time.sleep(3600)
-        case "ignore SIGTERM":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            while True:
-                pass
-        case "exit":
-            os._exit(3)
-        case "sys.exit":
-            sys.exit(3)
-        case "segfault":
-            ctypes.string_at(0)
-        case "close channel":
-            os.closerange(3, 100)
-            time.sleep(3600)
-        case "raise":
-            raise RuntimeError("the verifier is broken")
-        case "child":
-            subprocess.Popen(["sleep", "3600"])
-            while True:
-                pass
-        case "nap":
-            time.sleep(0.3)
-            return 1.0
-        case "leave alarm":
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            return 1.0
-        case "pid":
-            return {"score": 1.0, "pid": os.getpid()}
+    if solution_str in ACTS:
+        return ACTS[solution_str](ground_truth)
     return extra_info["returned"][0]
+
+
+def hang(_):
+    while True:
+        pass
+
+
+def ignore_sigterm(_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hang(_)
+
+
+def close_channel(_):
+    os.closerange(3, 100)
+    time.sleep(3600)
+
+
+def fail(_):
+    raise RuntimeError("the verifier is broken")
+
+
+def start_child(pid_file):
+    child = subprocess.Popen(["sleep", "3600"])
+    with open(pid_file, "w") as file:
+        file.write(str(child.pid))
+    hang(pid_file)
+
+
+def nap(_):
+    time.sleep(0.3)
+    return 1.0
+
+
+def leave_alarm(_):
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    return 1.0
+
+
+ACTS = {
+    "hang": hang,
+    "sleep": lambda _: time.sleep(3600),
+    "ignore SIGTERM": ignore_sigterm,
+    "exit": lambda _: os._exit(3),
+    "sys.exit": lambda _: sys.exit(3),
+    "segfault": lambda _: ctypes.string_at(0),
+    "close channel": close_channel,
+    "raise": fail,
+    "child": start_child,
+    "nap": nap,
+    "leave alarm": leave_alarm,
+    "pid": lambda _: {"score": 1.0, "pid": os.getpid()},
+}
 
 
 def with_alarm(data_source, solution_str, ground_truth, extra_info=None):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from laminar.config import Config
 from laminar.control.plane import ControlPlane
+from laminar.control.state import ClusterState
 from laminar.observe.event_log import EventLogWriter
 from laminar.observe.history import History
 from laminar.observe.metrics import MetricsWriter, control_metrics, evaluation_metrics
@@ -21,24 +22,28 @@ def small_config(*, num_steps: int = 6, snapshot_interval_events: int = 200) -> 
 
 
 class RecordedRun:
-    """A run that goes on until it ends, or until `stop_after` events: then as if killed, with nothing closed."""
+    """A run that goes on until it ends, or until some event or step: then as if killed, with nothing closed."""
 
-    def __init__(self, run_dir: Path, config: Config, *, seed: int = 0) -> None:
+    def __init__(self, run_dir: Path, config: Config, *, seed: int = 0, resumed: ClusterState | None = None) -> None:
         self.run_dir = run_dir
-        self.world = FakeWorld(config, seed, num_prompts=NUM_PROMPTS)
-        self.plane: ControlPlane = make_plane(config, num_prompts=NUM_PROMPTS)
+        self.world = FakeWorld(config, seed, num_prompts=NUM_PROMPTS, step=resumed.trainer.step if resumed else 0)
+        self.plane: ControlPlane = make_plane(config, num_prompts=NUM_PROMPTS, state=resumed)
         self.history = History()
         self._config = config
+        self._resumed = resumed is not None
+        if resumed is not None:
+            self.history.resume(0.0, resumed)
         self._random = random.Random(seed)
         self.world.score = self._score
 
-    def go(self, *, stop_after: int | None = None) -> None:
+    def go(self, *, stop_after: int | None = None, until_step: int | None = None) -> None:
         log = EventLogWriter(
             self.run_dir,
             config=self._config,
             num_prompts=NUM_PROMPTS,
             num_evaluation_prompts=12,
             state=self.plane.state,
+            resumed=self._resumed,
         )
         metrics = MetricsWriter(self.run_dir, tensorboard=False)
         for number, (now, event) in enumerate(self.world.events(), start=1):
@@ -53,7 +58,7 @@ class RecordedRun:
                 self._write_metrics(metrics, now)
             for record in self.history.evaluations[num_evaluations:]:
                 metrics.write(record.step, now, evaluation_metrics(record, 1))
-            if number == stop_after:
+            if number == stop_after or self.plane.state.trainer.step == until_step:
                 return
         log.close()
         metrics.close()

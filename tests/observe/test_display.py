@@ -2,11 +2,11 @@ import io
 from pathlib import Path
 
 import pytest
+
 from laminar.observe import live_display
 from laminar.observe.display import Display, PlainDisplay
 from laminar.observe.history import History
 from laminar.observe.live_display import LiveDisplay
-
 from tests.control.fake_world import FakeWorld, make_config, make_plane
 
 CONFIG = make_config(num_steps=4)

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
+
 from laminar.control import messages as m
 from laminar.control.state import ClusterState
 from laminar.observe.event_log import EventLogWriter, log_files, segments
-
 from tests.observe.recorded_run import small_config
 
 COMMANDS = [m.Load(m.CommandId(1), m.ReplicaId(0), 3), m.EndRun(m.CommandId(2), False, "done")]

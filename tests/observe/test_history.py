@@ -1,9 +1,12 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from laminar.control.recovery import recover
+from laminar.observe.replay import replay, restore
 from laminar.observe.run_folder import read_run
 from laminar.observe.summary import time_to_reward_s
-
 from tests.observe.recorded_run import RecordedRun, small_config
 
 
@@ -30,7 +33,7 @@ def test_every_step_is_recorded_with_what_it_trained(run: RecordedRun):
         for staleness, count in step.staleness.items():
             together[staleness] = together.get(staleness, 0) + count
     assert together == run.plane.state.staleness_at_train
-    assert all(a.ended_at_s == b.started_at_s for a, b in zip(steps, steps[1:], strict=False))
+    assert all(a.ended_at_s == b.started_at_s for a, b in pairwise(steps))
     assert sum(s.num_repack_moves for s in steps) <= run.plane.state.counters.num_repack_moves
 
 
@@ -82,6 +85,26 @@ def test_a_killed_run_is_read_up_to_its_last_event(tmp_path: Path):
     assert read.history.steps == run.history.steps
     assert read.summary.failed is None
     assert any("has not ended" in note for note in read.notes)
+
+
+def test_a_resumed_run_is_one_run_without_the_steps_that_were_rolled_back(tmp_path: Path):
+    first = RecordedRun(tmp_path, small_config(num_steps=8))
+    first.go(until_step=5)
+    state = restore(tmp_path).state
+    recover(state, step=4)
+    second = RecordedRun(tmp_path, small_config(num_steps=8), resumed=state)
+    second.go()
+    read = read_run(tmp_path)
+    assert [step.step for step in read.history.steps] == list(range(1, 9))
+    assert read.history.steps[:4] == first.history.steps[:4]
+    assert [record.step for record in read.summary.evaluations] == [0, 2, 4, 6, 8]
+    assert sum(i.kind == "resumed" for i in read.history.incidents) == 1
+    times = [step.ended_at_s for step in read.history.steps]
+    assert times == sorted(times)
+    for place in read.history.timeline.places:
+        assert all(a.end_s == b.start_s for a, b in pairwise(place.intervals))
+    assert read.summary.num_trajectories_trained == 8 * 32
+    assert replay(tmp_path).difference is None
 
 
 def test_time_to_reward_is_that_of_the_first_five_steps_whose_mean_reaches_it(run: RecordedRun):

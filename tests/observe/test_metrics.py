@@ -2,9 +2,9 @@ import math
 from pathlib import Path
 
 import pytest
+
 from laminar.observe.metric_names import TOPICS, is_listed, metrics_page
 from laminar.observe.metrics import MetricsWriter, merge_mini_batches, read_metrics
-
 from tests.observe.recorded_run import RecordedRun, small_config
 
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from laminar.control import manager
 from laminar.observe.event_log import log_files, newest_segment, segments
 from laminar.observe.replay import replay, restore
-
 from tests.observe.recorded_run import RecordedRun, small_config
 
 

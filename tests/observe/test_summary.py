@@ -2,9 +2,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from laminar.observe.metrics import MetricsRow
 from laminar.observe.summary import Summary, read_summary, summarize, write_summary
-
 from tests.observe.recorded_run import RecordedRun, small_config
 
 PROMISED = {

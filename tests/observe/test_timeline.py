@@ -1,4 +1,5 @@
 import pytest
+
 from laminar.control.messages import MachineId, ReplicaId, TrajectoryId
 from laminar.control.state import ClusterState, Phase, Replica, TrainerPhase
 from laminar.observe.timeline import Absence, Timeline, drawn

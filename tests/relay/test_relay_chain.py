@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from relay_machines import (
@@ -28,7 +29,7 @@ StartMachine = Callable[..., RelayProcess]
 
 def chain(start_machine: StartMachine, num_relays: int, epoch: int = 1) -> list[RelayProcess]:
     machines = [start_machine(machine) for machine in range(num_relays)]
-    for before, after in zip(machines, machines[1:], strict=False):
+    for before, after in pairwise(machines):
         before.set_next(after.address, epoch)
     return machines
 

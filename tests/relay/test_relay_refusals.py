@@ -1,4 +1,4 @@
-"""What a relay does with peers that are not of the run, or not right in the head; a broadcast goes through beside it."""
+"""What a relay does with peers that are not of the run or break the protocol; a broadcast goes through beside it."""
 
 import os
 import socket

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import suppress
 
 
 class WireTap:
@@ -25,10 +26,8 @@ class WireTap:
 
     def close(self) -> None:
         for one in (self._listener, *self._sockets):
-            try:
+            with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             one.close()
 
     def _accept(self) -> None:
@@ -43,18 +42,14 @@ class WireTap:
             threading.Thread(target=self._pass_on, args=(far, near, False), daemon=True).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, upstream: bool) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(1 << 16):
                 sink.sendall(self._tamper(bytearray(data)) if upstream else data)
                 with self._lock:
                     self.seen += data
-        except OSError:
-            pass
         for one in (source, sink):
-            try:
+            with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
 
     def _tamper(self, data: bytearray) -> bytearray:
         with self._lock:

@@ -21,22 +21,23 @@ class Pacer:
             batch_scale=config.batch_scale,
             kv_capacity_tokens=kv_capacity_tokens,
         )
-        self._deadline_s: float | None = None
+        self.deadline_s: float | None = None
+        """When the step last charged may end (time.perf_counter); None after a restart."""
 
     def restart(self) -> None:
         """The engine was idle: the next step owes nothing and is owed nothing."""
-        self._deadline_s = None
+        self.deadline_s = None
 
     def charge(self, *, started_s: float, num_running: int, num_kv_tokens: int, num_prefill_tokens: int) -> None:
         """Set the deadline of the step that began at `started_s` (time.perf_counter)."""
         step_s = decode_step_s(self.profile.decode, num_running=num_running, num_kv_tokens=num_kv_tokens)
         step_s += num_prefill_tokens * self.profile.prefill_s_per_token
-        begins_s = started_s if self._deadline_s is None else max(self._deadline_s, started_s - step_s)
-        self._deadline_s = begins_s + step_s
+        begins_s = started_s if self.deadline_s is None else max(self.deadline_s, started_s - step_s)
+        self.deadline_s = begins_s + step_s
 
     async def hold(self) -> None:
         """Sleep until the charged step may end. Cancelled, it can be called again."""
-        assert self._deadline_s is not None, "no step was charged"
-        remaining_s = self._deadline_s - time.perf_counter()
+        assert self.deadline_s is not None, "no step was charged"
+        remaining_s = self.deadline_s - time.perf_counter()
         if remaining_s > 0:
             await asyncio.sleep(remaining_s)

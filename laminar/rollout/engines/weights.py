@@ -42,10 +42,12 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint's tensor goes: a view of our storage whose elements are in the tensor's own order."""
+    """Where a checkpoint's tensor of `shape` goes, and whether its rotary pairs are joined, and it is transposed."""
 
     shape: tuple[int, ...]
-    view: Tensor
+    target: Tensor
+    paired: bool = False
+    transposed: bool = False
 
 
 class Weights:
@@ -62,7 +64,7 @@ class Weights:
             self.head = self.embedding.t()
         else:
             self.head = torch.zeros(hidden, vocab)
-            self._places["lm_head.weight"] = Place((vocab, hidden), self.head.t())
+            self._places["lm_head.weight"] = Place((vocab, hidden), self.head, transposed=True)
 
     def refuse_misfits(self, leased: LeasedVersion) -> None:
         """WrongWeights, by name, if tensors are missing, unknown, repeated or not of their shape."""
@@ -101,7 +103,17 @@ class Weights:
                     count=math.prod(entry.shape),
                     offset=entry.offset,
                 )
-                place.view.copy_(published.view(place.view.shape))
+                self._fill(place, published.view(place.shape))
+
+    def _fill(self, place: Place, published: Tensor) -> None:
+        if place.paired:
+            # A checkpoint's head lists the first of every pair, then the second.
+            pairs = published.unflatten(0, (-1, 2, self._architecture.head_dim // 2)).transpose(1, 2)
+            published = pairs.reshape(place.shape)
+        if place.transposed:
+            # Into a contiguous matrix torch transposes by blocks: for large ones 4 times faster than into a slice.
+            published = published.t().contiguous()
+        place.target.copy_(published)
 
     def _misfit(self, entry: TensorEntry, num_bytes: int) -> str:
         shape = self._places[entry.name].shape
@@ -127,18 +139,17 @@ class Weights:
         qkv_bias = torch.zeros(num_q + 2 * num_kv) if a.qkv_bias else None
         start = 0
         for name, size in (("q_proj", num_q), ("k_proj", num_kv), ("v_proj", num_kv)):
-            rotary, part = name != "v_proj", slice(start, start + size)
-            view = qkv[:, part].t()
-            self._places[f"{attention}{name}.weight"] = Place((size, a.hidden_size), self._paired(view, rotary))
+            paired, part = name != "v_proj", slice(start, start + size)
+            self._places[f"{attention}{name}.weight"] = Place((size, a.hidden_size), qkv[:, part], paired, True)
             if qkv_bias is not None:
-                self._places[f"{attention}{name}.bias"] = Place((size,), self._paired(qkv_bias[part], rotary))
+                self._places[f"{attention}{name}.bias"] = Place((size,), qkv_bias[part], paired)
             start += size
         gate_up = torch.zeros(a.hidden_size, 2 * a.intermediate_size)
         for name, part in (
             ("gate_proj", gate_up[:, : a.intermediate_size]),
             ("up_proj", gate_up[:, a.intermediate_size :]),
         ):
-            self._places[f"{mlp}{name}.weight"] = Place((a.intermediate_size, a.hidden_size), part.t())
+            self._places[f"{mlp}{name}.weight"] = Place((a.intermediate_size, a.hidden_size), part, transposed=True)
         return LayerWeights(
             input_norm=self._plain(prefix + "input_layernorm.weight", a.hidden_size),
             qkv=qkv,
@@ -154,21 +165,15 @@ class Weights:
 
     def _transposed(self, name: str, num_out: int, num_in: int) -> Tensor:
         storage = torch.zeros(num_in, num_out)
-        self._places[name] = Place((num_out, num_in), storage.t())
+        self._places[name] = Place((num_out, num_in), storage, transposed=True)
         return storage
 
     def _head_norm(self, name: str) -> Tensor | None:
         if not self._architecture.qk_norm:
             return None
         storage = torch.zeros(self._architecture.head_dim)
-        self._places[name] = Place((self._architecture.head_dim,), self._paired(storage, True))
+        self._places[name] = Place((self._architecture.head_dim,), storage, paired=True)
         return storage
-
-    def _paired(self, view: Tensor, rotary: bool) -> Tensor:
-        """[heads * head_dim, ...] seen in a checkpoint's order, where a head is its first halves, then its second."""
-        if not rotary:
-            return view
-        return view.unflatten(0, (-1, self._architecture.head_dim // 2, 2)).transpose(1, 2)
 
 
 def _enumerate(names: list[str]) -> str:

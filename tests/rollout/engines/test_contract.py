@@ -124,7 +124,7 @@ def test_load_is_refused_while_requests_are_alive(make_engine, model):
     async def scenario():
         await engine.load(publish(model.reference, version=1))
         engine.submit([Request(1, PROMPT, 10)])
-        with pytest.raises(RuntimeError, match="version 2 .* alive"):
+        with pytest.raises(RuntimeError, match=r"version 2 .* alive"):
             await engine.load(publish(model.reference, version=2))
         assert engine.stats().version == 1
         await engine.abort([1])
@@ -276,8 +276,11 @@ def test_evaluation_may_truncate_and_draws_only_what_is_left(make_engine, model,
 
     responses = run(scenario())
     allowed = [allowed_tokens(model, response.token_ids, 0.9, top_k, top_p) for response in responses]
-    drawn = [(token, keep) for response, keeps in zip(responses, allowed, strict=True) for token, keep in
-             zip(response.token_ids, keeps, strict=True)]
+    drawn = [
+        (token, keep)
+        for response, keeps in zip(responses, allowed, strict=True)
+        for token, keep in zip(response.token_ids, keeps, strict=True)
+    ]
     assert all(token in keep for token, keep in drawn)
     assert any(token != keep[0] for token, keep in drawn), "only the likeliest token was ever drawn"
     assert largest_error(model, requests, responses) < LOGPROB_ERROR_MAX

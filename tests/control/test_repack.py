@@ -1,0 +1,76 @@
+"""The repack plan, replica by replica."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laminar.control.messages import CommandId, MachineId, ReplicaId, TrajectoryId
+from laminar.control.repack import Migration, plan_repack
+from laminar.control.state import Replica
+
+
+def make_replica(id: int, num_trajectories: int, kv_utilization: float, *, version: int = 1, bound: int = 8) -> Replica:
+    """A replica in its tail."""
+    return Replica(
+        ReplicaId(id),
+        MachineId(0),
+        0.0,
+        started=True,
+        version=version,
+        kv_capacity_tokens=1000,
+        decode_batch_max=bound,
+        kv_utilization=kv_utilization,
+        in_tail=True,
+        trajectories={TrajectoryId(100 * id + i): None for i in range(num_trajectories)},
+    )
+
+
+def plan(*replicas: Replica) -> list[tuple[int, int]]:
+    return [(move.source, move.target) for move in plan_repack(replicas, kv_utilization_max=0.99)]
+
+
+def test_the_lightest_replica_moves_to_the_fullest_that_has_room():
+    assert plan(make_replica(0, 1, 0.1), make_replica(1, 2, 0.2), make_replica(2, 3, 0.3)) == [(0, 2), (1, 2)]
+
+
+def test_versions_do_not_mix():
+    assert plan(make_replica(0, 1, 0.1), make_replica(1, 1, 0.1, version=2)) == []
+
+
+def test_a_target_holds_at_most_its_decode_batch_bound():
+    assert plan(make_replica(0, 5, 0.1), make_replica(1, 6, 0.2)) == []
+
+
+def test_a_target_is_not_filled_beyond_its_kv_capacity():
+    assert plan(make_replica(0, 1, 0.5), make_replica(1, 1, 0.6)) == []
+
+
+def test_a_replica_is_source_or_target_never_both():
+    moves = plan(*(make_replica(i, 2, 0.1 * (i + 1)) for i in range(4)))
+    assert not {s for s, _ in moves} & {t for _, t in moves}
+
+
+def test_who_has_work_waiting_evaluates_loads_or_receives_is_left_alone():
+    waiting, evaluating, loading, receiving = (make_replica(i, 1, 0.1) for i in range(4))
+    waiting.in_tail = False
+    evaluating.evaluating = True
+    loading.loading = CommandId(1)
+    receiving.inbound[TrajectoryId(9)] = None
+    assert plan(waiting, evaluating, loading, receiving, make_replica(4, 1, 0.1)) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.floats(0.01, 0.98), st.integers(1, 2)),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_a_plan_never_overfills(shapes: list[tuple[int, float, int]]):
+    replicas = {i: make_replica(i, n, kv, version=v) for i, (n, kv, v) in enumerate(shapes)}
+    moves: list[Migration] = plan_repack(replicas.values(), kv_utilization_max=0.99)
+    assert len({m.source for m in moves}) == len(moves)
+    for target in {m.target for m in moves}:
+        received = [replicas[m.source] for m in moves if m.target == target] + [replicas[target]]
+        assert sum(len(r.trajectories) for r in received) <= 8
+        assert sum(r.kv_utilization for r in received) <= 0.99 + 1e-9
+        assert len({r.version for r in received}) == 1
