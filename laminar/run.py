@@ -114,6 +114,7 @@ def _run(config: Config, payload: Payload, start: Start) -> int:
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
+        registry.add_descendants()
         if session.folder is not None:
             registry.set_ray_folder(session.folder)
         log = EventLogWriter(

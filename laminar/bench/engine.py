@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from laminar.config import EmbeddedEngineConfig
 from laminar.relay.manifest import LeasedVersion, Manifest, Probe, TensorEntry
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measure(model: PreTrainedModel, folder: Path, batch: int, lengths: str, num_rounds: int) -> Measurement:
+def _measure(model: Qwen2ForCausalLM, folder: Path, batch: int, lengths: str, num_rounds: int) -> Measurement:
     requests = _make_requests(NUM_REQUESTS[batch], lengths)
     num_tokens = sum(request.num_new_tokens_max for request in requests)
     config = EmbeddedEngineConfig(num_slots=batch, kv_capacity_tokens=max(1024, 512 * batch))
@@ -99,11 +99,11 @@ async def _decode_all(engine: EmbeddedEngine, requests: Sequence[Request]) -> fl
 
 
 @torch.inference_mode()
-def _generate_static(model: PreTrainedModel, requests: Sequence[Request], batch: int) -> float:
+def _generate_static(model: Qwen2ForCausalLM, requests: Sequence[Request], batch: int) -> float:
     started_s = time.perf_counter()
     for start in range(0, len(requests), batch):
         members = requests[start : start + batch]
-        model.generate(
+        model.generate(  # pyright: ignore[reportAttributeAccessIssue] - transformers' protocol rejects its own models
             torch.tensor([member.token_ids for member in members]),
             attention_mask=torch.ones(len(members), PROMPT_TOKENS, dtype=torch.long),
             max_new_tokens=max(member.num_new_tokens_max for member in members),
@@ -134,7 +134,7 @@ def _make_requests(num_requests: int, lengths: str) -> list[Request]:
     return requests
 
 
-def _make_model(folder: Path) -> PreTrainedModel:
+def _make_model(folder: Path) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -156,7 +156,7 @@ def _make_model(folder: Path) -> PreTrainedModel:
 
 
 @torch.inference_mode()
-def _publish(model: PreTrainedModel) -> LeasedVersion:
+def _publish(model: Qwen2ForCausalLM) -> LeasedVersion:
     """The model's weights as a version that needs no relay."""
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     data = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors.values())

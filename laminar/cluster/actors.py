@@ -215,7 +215,7 @@ class RewardActor:
         from laminar.envs.rewards import RewardPool
 
         reward = self._config.reward
-        self._decode = text_decoder(self._config.model.path)
+        self._decode = text_decoder(self._config.model.path, skip_special_tokens=True)
         self._pool = RewardPool(reward.function, timeout_s=reward.timeout_s, num_workers=reward.num_workers)
         await self._pool.start()
 

@@ -254,7 +254,8 @@ class Cluster:
             self._link_chain()
         try:
             self._trainer.pid, step = await actor.start.remote()
-            self._registry.add(self._trainer.pid)
+            # The last to come up, and by then Ray's agents, which nobody announces, are there too.
+            self._registry.add_descendants()
         except ray.exceptions.RayError as error:
             self._emit(m.TrainerLost(_cause(error)))
         else:

@@ -56,7 +56,9 @@ class Payload:
         if taken_in or report.event.finished:
             self._journal.append(taken_in, report.event.finished)
         for finished in report.event.finished:
-            self._finished[finished.trajectory] = finished
+            held = self._finished.get(finished.trajectory)
+            if held is None or held.attempt <= finished.attempt:
+                self._finished[finished.trajectory] = finished
 
     def tasks(self, assignments: Sequence[Assignment], *, evaluation: bool) -> list[Task]:
         """What a replica needs to start or go on: exactly the tokens that control counts."""

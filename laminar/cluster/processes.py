@@ -41,12 +41,18 @@ class ProcessRegistry:
             self._registered.processes.append(_process(pid))
             self._write()
 
+    def add_descendants(self) -> None:
+        """Everything that this process has started so far, Ray's own services among it."""
+        for child in psutil.Process().children(recursive=True):
+            if child.pid not in self.pids():
+                self.add(child.pid)
+
     def set_ray_folder(self, folder: Path) -> None:
         self._registered.ray_folder = str(folder)
         self._write()
 
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._registered.processes]
+    def pids(self) -> set[int]:
+        return {process.pid for process in self._registered.processes}
 
     def close(self) -> None:
         """The run has ended and its processes with it."""

@@ -7,7 +7,7 @@ from laminar.control import evaluation, groups
 from laminar.control.messages import AnyCommand, Generate, Load, ReplicaId, Resume, TrajectoryId
 from laminar.control.prompts import PromptOrder
 from laminar.control.schedules.schedule import Schedule
-from laminar.control.state import Awaited, ClusterState, Replica, Trajectory, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase, Trajectory, TrajectoryState
 
 
 class Manager:
@@ -23,9 +23,11 @@ class Manager:
         """Start whatever the new state allows on the replicas."""
         if state.homeless:
             yield from self._house(state)
-        for replica in state.replicas.values():
-            if replica.empty:
-                yield from self._next_work(state, replica, now)
+        empty = [replica for replica in state.replicas.values() if replica.empty]
+        if not empty or not (state.homeless or evaluation.due(state) or self._num_groups(state, len(empty)) > 0):
+            return
+        for num_served, replica in enumerate(empty):
+            yield from self._next_work(state, replica, len(empty) - num_served, now)
 
     def more_will_come(self, state: ClusterState) -> bool:
         """Whether groups beyond those dispatched may still be dispatched for the step to come."""
@@ -70,7 +72,9 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------- empty replicas
 
-    def _next_work(self, state: ClusterState, replica: Replica, now: float) -> Iterator[AnyCommand]:
+    def _next_work(
+        self, state: ClusterState, replica: Replica, num_empty: int, now: float
+    ) -> Iterator[AnyCommand]:
         if (version := self._version_awaited_here(state, replica)) is not None:
             yield self._load(state, replica, version, now)
         elif (due := evaluation.due(state)) and self._may_evaluate(state, replica, due.version):
@@ -78,7 +82,7 @@ class Manager:
                 yield from evaluation.start(state, self._config, due, replica, self._num_evaluation_prompts, now)
             else:
                 yield self._load(state, replica, due.version, now)
-        elif (num_groups := self._num_groups(state, replica)) > 0:
+        elif (num_groups := self._num_groups(state, num_empty)) > 0:
             version = self._version_for_batch(state, replica, now)
             if version is None:
                 return
@@ -111,10 +115,10 @@ class Manager:
             for p in state.pending.values()
         )
 
-    def _num_groups(self, state: ClusterState, replica: Replica) -> int:
+    def _num_groups(self, state: ClusterState, num_empty: int) -> int:
         if state.stopping is not None or self._refill_exhausted(state):
             return 0
-        wanted = self._schedule.num_groups_wanted(state, self._config, replica)
+        wanted = self._schedule.num_groups_wanted(state, self._config, num_empty)
         limit = self._config.rollout.num_groups_per_replica_max
         return min(wanted, limit, self._order.num_left(state))
 
@@ -127,14 +131,13 @@ class Manager:
         """The version to start the next batch at; none: one is on its way and worth waiting for."""
         trainer = state.trainer
         available = state.versions_complete(replica.machine)
-        if replica.version == trainer.version or trainer.version in available:
-            return trainer.version if trainer.version >= 0 else None
+        newest_here = max(available[-1] if available else -1, -1 if replica.version is None else replica.version)
+        is_coming = trainer.phase is TrainerPhase.PUBLISHING or newest_here < trainer.version
         wait_max_s = self._config.relay.refresh_wait_max_s
-        soon = trainer.broadcast_s <= wait_max_s and now < trainer.handed_over_at_s + wait_max_s
-        if self._schedule.newest_only or soon or (replica.version is None and not available):
+        is_near = trainer.broadcast_s <= wait_max_s and now < trainer.published_at_s + wait_max_s
+        if newest_here < 0 or (is_coming and (is_near or self._schedule.newest_only)):
             return None
-        newest_here = available[-1] if available else -1
-        return max(newest_here, replica.version if replica.version is not None else -1)
+        return newest_here
 
     def _load(self, state: ClusterState, replica: Replica, version: int, now: float) -> Load:
         replica.loading = state.expect(

@@ -166,12 +166,13 @@ class Trainer(msgspec.Struct):
     """Prompt groups of the step in training, in mini-batch order."""
     num_mini_batches: int = 0
     index: int = 0
+    published_at_s: float = 0.0
+    """When the newest version was ordered; it is on its way from then on."""
     handed_over_at_s: float = 0.0
     broadcast_s: float = 0.0
     """How long the last version took from hand-over to the last machine."""
     saved_step: int = 0
     """Newest step that a complete checkpoint covers."""
-    checkpoint_due: bool = False
 
 
 class Awaited(StrEnum):

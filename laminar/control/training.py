@@ -114,5 +114,6 @@ def _share(items: list[GroupId], index: int, num_shares: int) -> list[GroupId]:
 
 def _publish(state: ClusterState, config: Config, now: float) -> Publish:
     state.trainer.phase = TrainerPhase.PUBLISHING
+    state.trainer.published_at_s = now
     id = state.expect(Awaited.HAND_OVER, now, config.trainer.work_deadline_s + config.relay.publish_deadline_s)
     return Publish(id, state.trainer.version + 1, state.trainer.step)

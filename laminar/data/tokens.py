@@ -6,12 +6,12 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 
-def text_decoder(model_path: Path) -> Callable[[Sequence[int]], str]:
-    """Special tokens are left out, as in the text that a reward function expects."""
+def text_decoder(model_path: Path, *, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+    """A reward function expects text without special tokens; an environment parses turns that they delimit."""
     tokenizer = _load(model_path)
 
     def decode(token_ids: Sequence[int]) -> str:
-        return tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     return decode
 

@@ -37,7 +37,8 @@ START_DEADLINE_S = 60.0
 KILL_DEADLINE_S = 10.0
 """For the kernel to end a process that was sent SIGKILL."""
 LATE_REPLY_GRACE_S = 0.05
-"""If this process was itself held up, an answer that came in time is still unread when the time limit fires."""
+"""If this process was itself held up, an answer that came in time may be unread when the time limit fires: asyncio's
+own loop reads sockets first, uvloop looks at timers first."""
 
 
 class RewardPool:
@@ -111,8 +112,7 @@ async def _cancel(tasks: Iterable[asyncio.Task[Reward | RewardFailure]]) -> None
     """Cancel those still running, and wait until they have put their workers in order."""
     running = [task for task in tasks if not task.done()]
     for task in running:
-        if not task.cancelling():
-            task.cancel()
+        task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
 
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -11,6 +10,7 @@ from laminar.control.staleness import publish_lags
 from laminar.control.state import UNFINISHED, ClusterState, TrainerPhase, TrajectoryState
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metric_names import is_listed
+from laminar.observe.tensorboard import ScalarFile
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -24,20 +24,13 @@ class MetricsRow(msgspec.Struct, frozen=True):
     values: dict[str, float | None]
 
 
-class _Scalars(Protocol):
-    """What we use of tensorboardX, which has no types."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
-    def close(self) -> None: ...
-
-
 class MetricsWriter:
     """Appends to the run's metrics; a line is whole on disk when write() returns."""
 
     def __init__(self, run_dir: Path, *, tensorboard: bool) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / METRICS_FILE).open("ab", buffering=0)
-        self._scalars = _open_tensorboard(run_dir / TENSORBOARD_FOLDER) if tensorboard else None
+        self._scalars = ScalarFile(run_dir / TENSORBOARD_FOLDER) if tensorboard else None
 
     def write(self, step: int, now: float, values: Mapping[str, float]) -> None:
         """Raises ValueError for a name that is not in the list, so that the list stays complete."""
@@ -47,9 +40,7 @@ class MetricsWriter:
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(msgspec.json.encode(MetricsRow(step, now, finite)) + b"\n")
         if self._scalars is not None:
-            for name, value in finite.items():
-                if value is not None:
-                    self._scalars.add_scalar(name, value, step)
+            self._scalars.write(step, {name: value for name, value in finite.items() if value is not None})
 
     def close(self) -> None:
         self._file.close()
@@ -181,9 +172,3 @@ def _time_metrics(step: StepRecord, history: History) -> dict[str, float]:
         "timing_s/save_checkpoint": timeline.trainer_s(TrainerPhase.SAVING, begin, end),
         "fully_async/trainer/idle_ratio": timeline.trainer_idle_ratio(begin, end),
     }
-
-
-def _open_tensorboard(folder: Path) -> _Scalars:
-    from tensorboardX import SummaryWriter  # heavy, so only when chosen
-
-    return SummaryWriter(str(folder))

@@ -36,10 +36,8 @@ class Observer:
         self._display.close()
         self._history = read_run(self._config.run_dir).history
         self._history.resume(now, state)
-        self._num_steps_written, self._num_evaluations_written = (
-            len(self._history.steps),
-            len(self._history.evaluations),
-        )
+        self._num_steps_written = len(self._history.steps)
+        self._num_evaluations_written = len(self._history.evaluations)
         self._display = open_display(self._config, self._history, num_steps=self._num_steps)
 
     def mini_batch(self, step: int, metrics: dict[str, float]) -> None:

@@ -17,6 +17,8 @@ from laminar.observe.event_log import (
     segments,
 )
 
+LINE_CHARACTERS_MAX = 2000
+
 
 class Difference(msgspec.Struct, frozen=True):
     """Where the replay left the record. event, recorded and got are JSON."""
@@ -41,6 +43,24 @@ class ReplayReport(msgspec.Struct, frozen=True):
     torn: tuple[str, ...]
     other_code_versions: tuple[str, ...]
     difference: Difference | None
+
+    def text(self) -> str:
+        """What a person wants to know, in a few lines."""
+        notes = [f"{torn}: cut off by a kill and left out" for torn in self.torn]
+        notes += [f"the log was decided by other code: {version}" for version in self.other_code_versions]
+        counts = f"{self.num_events:,} events and {self.num_commands:,} commands in {self.num_files} files"
+        if self.difference is None:
+            return "\n".join([*notes, f"{counts}: identical"])
+        found = self.difference
+        return "\n".join(
+            [
+                *notes,
+                f"{counts} are identical, then {found.file}, line {found.line} differs",
+                f"  event:    {_shortened(found.event)}",
+                f"  recorded: {_shortened(found.recorded)}",
+                f"  got:      {_shortened(found.got)}",
+            ]
+        )
 
 
 def replay(run_dir: Path) -> ReplayReport:
@@ -130,6 +150,10 @@ def _compare_states(segment: Segment, state: ClusterState) -> Difference | None:
 
 def _fields(state: ClusterState) -> dict[str, str]:
     return {name: _json(value) for name, value in msgspec.structs.asdict(state).items()}
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LINE_CHARACTERS_MAX else f"{text[:LINE_CHARACTERS_MAX]} … ({len(text):,} characters)"
 
 
 def _json(value: object) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from laminar.observe import figures
 from laminar.observe.figures import Figure
 from laminar.observe.run_folder import RunFolder, read_run
-from laminar.observe.summary import NUM_STEPS_OF_MEAN, REPORT_FILE, REWARD_REACHED
+from laminar.observe.summary import NUM_STEPS_OF_MEAN, REPORT_FILE, REWARD_REACHED, write_summary
 from laminar.observe.timeline_figure import timeline
 
 NUM_INCIDENTS_MAX = 400
@@ -31,8 +31,12 @@ class Tile(msgspec.Struct, frozen=True):
 
 
 def write_report(run_dir: Path) -> Path:
-    """From the run's folder alone, also while it goes on and after a crash. Raises ValueError for any other folder."""
+    """Writes summary.json beside it. From the run's folder alone, also while it goes on and after a crash.
+
+    Raises ValueError for a folder that no run wrote.
+    """
     run = read_run(run_dir)
+    write_summary(run_dir, run.summary)
     path = run_dir / REPORT_FILE
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(page(run), encoding="utf-8")

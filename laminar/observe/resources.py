@@ -26,18 +26,21 @@ class MemorySampler:
         self._thread.start()
 
     def stop(self) -> int:
-        """Take a last sample, end the thread, return the peak."""
+        """End the thread, take a last sample, return the peak."""
         self._stopping.set()
         self._thread.join(STOP_DEADLINE_S)
         if self._thread.is_alive():
             raise TimeoutError(f"the memory sampler did not end within {STOP_DEADLINE_S:g} s")
+        self._sample()
         return self.peak_pss_bytes
 
     def _run(self) -> None:
-        while True:
-            self.peak_pss_bytes = max(self.peak_pss_bytes, tree_pss_bytes(self._root_pids))
-            if self._stopping.wait(self._interval_s):
-                return
+        self._sample()
+        while not self._stopping.wait(self._interval_s):
+            self._sample()
+
+    def _sample(self) -> None:
+        self.peak_pss_bytes = max(self.peak_pss_bytes, tree_pss_bytes(self._root_pids))
 
 
 def tree_pss_bytes(root_pids: Iterable[int]) -> int:

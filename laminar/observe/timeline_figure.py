@@ -197,6 +197,7 @@ def _layout(rows: Sequence[str], shown_s: tuple[float, float]) -> dict[str, Any]
         },
         "showlegend": True,
         "hovermode": "closest",
+        "uniformtext": {"minsize": 9, "mode": "hide"},
     }
 
 

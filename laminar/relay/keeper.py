@@ -43,7 +43,7 @@ class SenderKeeper:
     """Owns which slot is free: a slot is taken, filled, handed over, and free again once the sender released it."""
 
     def __init__(self, credentials: Credentials, answer_deadline_s: float) -> None:
-        self._join = Join(credentials.run_id, credentials.token, answer_deadline_s)
+        self._join = Join(credentials, answer_deadline_s)
         self._changed = threading.Condition()
         self._segments: Sequence[Segment] = ()
         self._free: set[int] = set()

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from laminar.relay.handshake import Credentials
 from laminar.relay.happenings import SenderHappening
 from laminar.relay.manifest import Manifest
 
@@ -9,8 +10,7 @@ from laminar.relay.manifest import Manifest
 class Join(msgspec.Struct, frozen=True, tag=True):
     """The first order. The token comes this way, never in an argument or the environment, which others can read."""
 
-    run_id: str
-    token: bytes
+    credentials: Credentials
     answer_deadline_s: float
 
 

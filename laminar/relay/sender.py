@@ -17,7 +17,6 @@ import msgspec
 
 from laminar.relay.chunks import chunk_checksum, chunk_span, combine_checksums, count_chunks
 from laminar.relay.forward import Forwarder
-from laminar.relay.handshake import Credentials
 from laminar.relay.happenings import MasterLost, SendRefused, SendSuperseded, VersionSent
 from laminar.relay.links import Kind, Link, LinkError, decode
 from laminar.relay.manifest import Manifest
@@ -120,7 +119,7 @@ def main(descriptor: int, parent_pid: int) -> None:
             case Join() as join, _:
                 forwarder = Forwarder(
                     desk,
-                    Credentials(join.run_id, join.token),
+                    join.credentials,
                     answer_deadline_s=join.answer_deadline_s,
                     on_lost=lambda address, cause: answer(MasterLost(address, cause)),
                     on_delivered=desk.delivered,

@@ -65,7 +65,7 @@ def _build_turns(config: Config) -> Turns | None:
         load_environment(config.rollout.environment),
         config.rollout.environment_timeout_s,
         text_encoder(config.model.path),
-        text_decoder(config.model.path),
+        text_decoder(config.model.path, skip_special_tokens=False),
     )
 
 

@@ -115,8 +115,7 @@ def _replaced(final: Path) -> Path:
 
 
 def _delete(folder: Path) -> None:
-    # The marker goes first, so that a deletion that is interrupted leaves nothing that looks complete.
-    (folder / MARKER).unlink(missing_ok=True)
+    # Interrupted, it leaves a folder that lacks a file that its marker names, so nothing that looks complete.
     if folder.is_dir():
         shutil.rmtree(folder)
 

@@ -56,6 +56,7 @@ def batch_metrics(experiences: Sequence[Experience], advantages: Tensor, prompt_
         **_spread("response_length", response_lengths),
         "response_length/clip_ratio": truncated.mean().item(),
         **_spread("prompt_length", prompt_lengths),
+        "training/off_policy/trajectory_spans/max": float(max(len(set(e.response.versions)) for e in experiences)),
         "prompt_length/clip_ratio": (prompt_lengths >= prompt_tokens_max).float().mean().item(),
     }
 

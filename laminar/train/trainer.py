@@ -111,7 +111,6 @@ class Trainer:
             self._optimizer.param_groups[0]["lr"] = learning_rate
             self._optimizer.step()
             self._num_updates_done += 1
-        self._optimizer.zero_grad()
         return {
             "actor/grad_norm": grad_norm.item(),
             "actor/lr": learning_rate,

@@ -91,6 +91,14 @@ def test_a_report_is_written_whole_or_not_at_all(path):
         assert journal.restore().partial.trajectories() == []
 
 
+def test_a_power_failure_cannot_tear_the_file(path):
+    """Which no test can cause: a write-ahead log is what SQLite promises it for."""
+    Journal(path).close()
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
 @pytest.mark.parametrize("num_reports", [1, 40, 300])
 def test_kill_9_in_mid_stream_loses_nothing_acknowledged(path, num_reports):
     writer = subprocess.Popen(

@@ -27,6 +27,7 @@ def test_a_recorded_run_is_decided_the_same_again(run: RecordedRun):
     assert report.num_commands == len(run.world.commands)
     assert not report.torn
     assert not report.other_code_versions
+    assert report.text().endswith("files: identical")
 
 
 def test_another_command_is_found_with_its_place(run: RecordedRun):
@@ -41,6 +42,7 @@ def test_another_command_is_found_with_its_place(run: RecordedRun):
     path.write_bytes(b"\n".join(lines))
     difference = replay(run.run_dir).difference
     assert difference is not None
+    assert f"{path}, line {number} differs" in replay(run.run_dir).text()
     assert (difference.file, difference.line) == (path, number)
     assert f'"version":{load["version"]}' in difference.recorded
     assert f'"version":{load["version"] - 1}' in difference.got

@@ -9,6 +9,7 @@ from laminar.config import EmbeddedEngineConfig, PacedConfig, SynchronousSchedul
 from laminar.control.messages import AnyCommand, AnyEvent
 from laminar.control.plane import ControlPlane
 from laminar.observe.report import write_report
+from laminar.observe.summary import read_summary
 from tests.observe.recorded_run import RecordedRun, small_config
 
 
@@ -88,6 +89,17 @@ def test_a_killed_run_has_a_report(tmp_path: Path, stop_after: int):
     run = RecordedRun(tmp_path, small_config())
     run.go(stop_after=stop_after)
     assert "has not ended, or was killed" in write_report(tmp_path).read_text()
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert summary.num_steps == run.plane.state.trainer.step
+
+
+def test_the_summary_stays_the_same_when_the_report_is_written_again(run: RecordedRun):
+    before = read_summary(run.run_dir)
+    assert before is not None
+    assert before.peak_pss_bytes == 3 * 2**30
+    write_report(run.run_dir)
+    assert read_summary(run.run_dir) == before
 
 
 def test_an_event_that_control_cannot_take_does_not_hide_what_came_before(

@@ -1,5 +1,7 @@
 """Chains of relays in real processes: delivery, resuming, overtaking, and memory that stays flat."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,6 +12,7 @@ from relay_machines import (
     TOKEN,
     GatedSource,
     InBackground,
+    LocalRelay,
     RelayProcess,
     manifest_of,
     pattern_of,
@@ -20,6 +23,7 @@ from relay_machines import (
 
 from laminar.config import RelayConfig
 from laminar.relay.chunks import version_checksum
+from laminar.relay.happenings import NextLost
 from laminar.relay.lease import lease
 from laminar.relay.links import LinkError, LinkRefused
 
@@ -78,6 +82,32 @@ def test_chain_rebuilt_past_a_killed_relay_resumes_at_the_first_missing_chunk(st
     assert sending.outcome() is None
     machines[2].wait_complete(1)
     assert_holds(run_id, 2, 1, pattern_of(1, NUM_BYTES))
+
+
+def test_hung_relay_is_told_and_passed_by_and_does_no_harm_when_it_wakes(
+    start_machine: StartMachine, start_relay: Callable[..., LocalRelay], run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("laminar.relay.stream.SEND_STALL_S", 0.3)
+    num_bytes = 1024 * CHUNK_BYTES  # More than the sockets in between can hold.
+    first, middle, last = start_relay(0), start_machine(1), start_machine(2)
+    first.relay.set_next(middle.address, 1)
+    middle.set_next(last.address, 1)
+    data = pattern_of(1, num_bytes)
+    source = GatedSource(manifest_of(1, num_bytes), data, gate=25)
+    sending = InBackground(lambda: send(first.address, run_id, source))
+    wait_until("25 chunks at the tail", lambda: last.status().incoming_bytes == 25 * CHUNK_BYTES)
+    os.kill(middle.pid, signal.SIGSTOP)
+    source.opened.set()
+    assert "took no byte of CHUNK for 0.3 s" in first.wait_told(NextLost, address=middle.address).cause
+    assert sending.outcome() is None
+    first.relay.set_next(last.address, 2)
+    last.wait_complete(1)
+    os.kill(middle.pid, signal.SIGCONT)
+    # It still believes that it feeds the last one; what it says there is refused or changes nothing.
+    later = send_version(first.address, run_id, 2, NUM_BYTES, epoch=2)
+    last.wait_complete(2)
+    assert_holds(run_id, 2, 1, data)
+    assert_holds(run_id, 2, 2, later)
 
 
 def test_sender_resumes_at_a_new_master(start_machine: StartMachine, run_id: str):

@@ -43,10 +43,12 @@ def test_a_missing_member_changes_its_own_group_only():
     assert without[:2] == pytest.approx(by_hand([1.0, 0.0], [5, 5]), rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -1e8, 1e-30])
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 17])
-def test_equal_rewards_give_exact_zeros(reward, size):
-    assert advantages([reward] * size + [1.0, 0.0], [3] * size + [4, 4])[:size] == [0.0] * size
+def test_equal_rewards_give_exact_zeros(reward, size, dtype):
+    rewards = torch.tensor([reward] * size + [1.0, 0.0], dtype=dtype)
+    assert group_advantages(rewards, torch.tensor([3] * size + [4, 4]))[:size].tolist() == [0.0] * size
 
 
 def test_share_of_groups_with_equal_rewards_counts_groups():

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from laminar.config import Config, ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
-from laminar.control.state import ClusterState, Replica
+from laminar.control.state import ClusterState
 
 
 class Schedule(Protocol):
@@ -12,8 +12,8 @@ class Schedule(Protocol):
     newest_only: bool
     """Whether every batch starts at the trainer's version, however long that takes to arrive."""
 
-    def num_groups_wanted(self, state: ClusterState, config: Config, replica: Replica) -> int:
-        """Prompt groups that this empty replica should take for its next closed batch; 0: it waits."""
+    def num_groups_wanted(self, state: ClusterState, config: Config, num_empty: int) -> int:
+        """Prompt groups that one of `num_empty` empty replicas should take for its next closed batch; 0: it waits."""
         ...
 
 

@@ -2,15 +2,15 @@
 
 from laminar.config import Config
 from laminar.control.schedules.schedule import room_in_buffer
-from laminar.control.state import ClusterState, Replica, TrainerPhase
+from laminar.control.state import ClusterState, TrainerPhase
 
 
 class Synchronous:
     may_repack = False
     newest_only = True
 
-    def num_groups_wanted(self, state: ClusterState, config: Config, replica: Replica) -> int:
-        """An equal share of what the step still lacks; nothing while the trainer is at work."""
+    def num_groups_wanted(self, state: ClusterState, config: Config, num_empty: int) -> int:
+        """However many are empty just now, an equal share of what the step still lacks; nothing while the trainer is at work."""
         if state.trainer.phase is not TrainerPhase.WAITING:
             return 0
         step_size = config.batch.num_prompts_per_step

@@ -4,8 +4,8 @@
     pool 1, slots of 256 tokens   [D]              replaced by the pool's last one, and one that outgrows its
     pool 2, slots of 512 tokens   [E][F]           pool moves to the next, so a short one never pays for a long one
 
-Memory follows need: a pool doubles its rows when they run out and keeps them, so that pages stay warm. A sequence
-occupies less than twice its length (at least 128 tokens), and all pools together less than twice the peak of that.
+Memory follows need: a slot is less than twice as long as its sequence (but 128 tokens at least), and a pool doubles its
+rows when they run out. It keeps them, so that pages stay warm: each pool holds at most twice what it ever needed.
 """
 
 from collections.abc import Iterator

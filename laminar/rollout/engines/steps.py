@@ -32,7 +32,7 @@ def prefill(transformer: Transformer, slots: KvSlots, running: list[Sequence], *
         if sequence.num_cached > furthest.setdefault(sequence.prompt, sequence).num_cached:
             furthest[sequence.prompt] = sequence
     _share_prefixes(slots, unready, furthest)
-    due = [s for s in unready if s.num_missing > 1 and (s is furthest[s.prompt] or s.num_cached >= s.num_shared)]
+    due = [sequence for sequence in unready if sequence.num_missing > 1 and not _waits(sequence, furthest)]
     num_tokens = 0
     fresh: list[Sequence] = []
     for sequence in due:
@@ -80,6 +80,12 @@ def _share_prefixes(slots: KvSlots, unready: list[Sequence], furthest: dict[tupl
         num_tokens = min(source.num_cached, sequence.num_shared)
         if source is not sequence and num_tokens > sequence.num_cached:
             slots.copy_prefix(source, sequence, num_tokens)
+
+
+def _waits(sequence: Sequence, furthest: dict[tuple[int, ...], Sequence]) -> bool:
+    """Whether another is just taking in what this one will share."""
+    source = furthest[sequence.prompt]
+    return source is not sequence and source.num_missing > 1 and sequence.num_cached < sequence.num_shared
 
 
 def _num_due(sequence: Sequence, chunk_tokens: int) -> int:

@@ -102,7 +102,7 @@ def make_engine(request) -> MakeEngine:
     def make(model: TinyModel, *, stop_token_ids: tuple[int, ...] | None = (), **settings: int) -> Engine:
         match request.param:
             case "embedded":
-                config = EmbeddedEngineConfig(**{"num_slots": 8, "kv_capacity_tokens": 4096} | settings)
+                config = EmbeddedEngineConfig.model_validate({"num_slots": 8, "kv_capacity_tokens": 4096} | settings)
                 return EmbeddedEngine(config, model.path, stop_token_ids=stop_token_ids)
             case other:
                 raise AssertionError(f"no engine is called {other}")

@@ -22,7 +22,7 @@ PROMPT = tuple(range(5, 45))
 
 
 def make(model, **settings) -> EmbeddedEngine:
-    config = EmbeddedEngineConfig(**({"num_slots": 16, "kv_capacity_tokens": 8192} | settings))
+    config = EmbeddedEngineConfig.model_validate({"num_slots": 16, "kv_capacity_tokens": 8192} | settings)
     return EmbeddedEngine(config, model.path, stop_token_ids=())
 
 
@@ -95,19 +95,25 @@ def test_groups_with_shared_prompts_are_exact(model, prefill_chunk_tokens):
     assert_exact(model, requests, run(scenario()))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_schedules_change_nothing(model, seed):
     """Submissions, aborts and resumptions at random, under a tight budget, on two engines: every response comes out
     as it does alone, and blocks, slots and requests are all given back.
     """
     rng = random.Random(seed)
     engines = [
-        make(model, num_slots=rng.randint(2, 6), kv_capacity_tokens=rng.choice([320, 512]), block_tokens=4, prefill_chunk_tokens=24)
+        make(
+            model,
+            num_slots=rng.randint(2, 6),
+            kv_capacity_tokens=rng.choice([320, 512]),
+            block_tokens=4,
+            prefill_chunk_tokens=24,
+        )
         for _ in range(2)
     ]
     requests = {
-        id_: Request(id_, tuple(range(id_ % 4, id_ % 4 + rng.choice([3, 30, 60]))), rng.randint(1, 150), seed=id_)
-        for id_ in range(24)
+        id_: Request(id_, tuple(range(id_ % 4, id_ % 4 + rng.choice([3, 30, 60]))), rng.randint(1, 100), seed=id_)
+        for id_ in range(16)
     }
     spacious = make(model)
 
@@ -128,7 +134,9 @@ def test_random_schedules_change_nothing(model, seed):
                     for delta in await engine.next():
                         taken[delta.request].take(delta)
                 if rng.random() < 0.2:
-                    for delta in await engine.abort([id_ for id_, home in homes.items() if home is engine and rng.random() < 0.5]):
+                    for delta in await engine.abort(
+                        [id_ for id_, home in homes.items() if home is engine and rng.random() < 0.5]
+                    ):
                         taken[delta.request].take(delta)
                 for id_ in [id_ for id_, home in homes.items() if home is engine and taken[id_].stop_reason]:
                     del homes[id_]
@@ -182,23 +190,27 @@ def test_a_preempted_request_goes_to_the_front_and_keeps_its_tokens(model):
 
 
 def test_a_broken_number_ends_its_own_request_only(models):
-    """Token 90's embedding is NaN, which the probe does not meet. Its slot is used again afterwards."""
+    """Token 90's embedding is NaN, which the probe does not meet.
+
+    Its slot is used again by a shorter sequence, beside longer ones: what the mask hides there must not be NaN.
+    """
     model = models["qwen2_untied"]
     broken = copy.deepcopy(model.reference)
     with torch.no_grad():
         broken.model.embed_tokens.weight[90] = torch.nan
     engine = make(model)
-    healthy = [Request(id_, tuple(range(id_, id_ + 30)), 1, seed=id_) for id_ in range(8)]
+    cursed = Request(9, (*range(50), 90, *range(9)), 5)
+    healthy = [Request(id_, tuple(range(id_, id_ + num)), 3, seed=id_) for id_, num in enumerate([5, 80, 70, 6, 60])]
 
     async def scenario():
         await engine.load(publish(broken, version=4))
-        mixed = await decode(engine, [*healthy, Request(9, (1, 90, 2), 5)])
+        mixed = await decode(engine, [cursed, *healthy])
         return mixed, await decode(engine, healthy)
 
     mixed, again = run(scenario())
-    assert (mixed[-1].stop_reason, mixed[-1].token_ids) == ("error", [])
-    assert "version 4" in mixed[-1].cause
-    assert_exact(model, healthy, mixed[:-1])
+    assert (mixed[0].stop_reason, mixed[0].token_ids) == ("error", [])
+    assert "version 4" in mixed[0].cause
+    assert_exact(model, healthy, mixed[1:])
     assert_exact(model, healthy, again)
 
 
