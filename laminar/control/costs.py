@@ -69,4 +69,5 @@ def decode_batch_max(cost: DecodeCost, *, tolerance: float, context_tokens: int)
         return sys.maxsize
     bound_s = tolerance * (cost.floor_s + per_trajectory_s)
     # The division may land a rounding error below the integer it means.
-    return max(1, int((bound_s - cost.floor_s) / per_trajectory_s + 1e-9))
+    bound = (bound_s - cost.floor_s) / per_trajectory_s + 1e-9
+    return max(1, int(bound)) if bound < sys.maxsize else sys.maxsize

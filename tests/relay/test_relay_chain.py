@@ -152,6 +152,15 @@ def test_predecessor_that_the_chain_left_behind_is_refused(start_machine: StartM
         send_version(machine.address, run_id, 2, NUM_BYTES, epoch=2)
 
 
+def test_order_to_forward_that_comes_late_changes_nothing(start_machine: StartMachine, run_id: str):
+    first, second, third = (start_machine(machine) for machine in range(3))
+    first.set_next(second.address, 2)
+    first.set_next(third.address, 1)
+    send_version(first.address, run_id, 1, NUM_BYTES)
+    second.wait_complete(1)
+    assert third.happenings == []
+
+
 def test_late_joiner_catches_up_with_the_newest(start_machine: StartMachine, run_id: str):
     (first,) = chain(start_machine, 1)
     for version in (1, 2):

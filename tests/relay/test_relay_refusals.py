@@ -95,10 +95,14 @@ def test_token_never_crosses_the_link(start_relay: StartRelay, run_id: str):
     tap.close()
 
 
-def test_garbage_is_refused_by_name(start_relay: StartRelay, run_id: str):
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n", HEADER.pack(MAGIC + 1, Kind.PROOF, LENGTH_MAX[Kind.PROOF], 0, 0)],
+)
+def test_garbage_is_refused_by_name(start_relay: StartRelay, run_id: str, garbage: bytes):
     relay = start_relay()
     with socket.create_connection(relay.address) as peer:
-        peer.sendall(b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n")
+        peer.sendall(garbage)
         assert "garbage" in refused_cause(relay)
     assert_a_broadcast_goes_through(relay, run_id)
 

@@ -44,8 +44,6 @@ class Pool:
         last = self.sequences.pop()
         if row < len(self.sequences):
             self.cache[:, row, :, : last.num_cached] = self.cache[:, last.row, :, : last.num_cached]
-            if scrub:
-                self.cache[:, last.row].zero_()
             self.sequences[row] = last
             last.row = row
 

@@ -28,6 +28,7 @@ def make(model, **settings) -> EmbeddedEngine:
 
 def assert_exact(model, requests: list[Request], responses: list[Response]) -> None:
     for request, response in zip(requests, responses, strict=True):
+        assert (len(response.token_ids), response.stop_reason) == (request.num_new_tokens_max, "length")
         expected = reference_logprobs(model.reference, request.token_ids, tuple(response.token_ids))
         assert response.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
 
@@ -200,7 +201,7 @@ def test_a_broken_number_ends_its_own_request_only(models):
         broken.model.embed_tokens.weight[90] = torch.nan
     engine = make(model)
     cursed = Request(9, (*range(50), 90, *range(9)), 5)
-    healthy = [Request(id_, tuple(range(id_, id_ + num)), 3, seed=id_) for id_, num in enumerate([5, 80, 70, 6, 60])]
+    healthy = [Request(id_, tuple(range(id_, id_ + num)), 3, seed=id_) for id_, num in enumerate([80, 70, 60, 5, 6])]
 
     async def scenario():
         await engine.load(publish(broken, version=4))
