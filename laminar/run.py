@@ -3,8 +3,10 @@
 import asyncio
 import secrets
 import signal
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -15,7 +17,7 @@ from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry, end_dead_runs
 from laminar.cluster.ray_session import RaySession
 from laminar.config import Config
-from laminar.control.messages import EndRun
+from laminar.control.messages import AnyCommand, AnyEvent, EndRun
 from laminar.control.plane import ControlPlane
 from laminar.control.recovery import recover
 from laminar.control.state import ClusterState
@@ -62,7 +64,17 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
             payload.close()
 
 
-async def loop(cluster: Cluster, control: ControlPlane, log: EventLogWriter, observer: Observer) -> EndRun:
+class World(Protocol):
+    """What the loop drives: the cluster, or something that behaves like one."""
+
+    def events(self) -> AsyncIterator[tuple[float, AnyEvent]]: ...
+
+    def execute(self, command: AnyCommand) -> None:
+        """Start the work and return; its outcome arrives later as an event."""
+        ...
+
+
+async def loop(cluster: World, control: ControlPlane, log: EventLogWriter, observer: Observer) -> EndRun:
     """The heart: events in, commands out, until control says that the run has ended."""
     async for now, event in cluster.events():
         log.append(now, event)

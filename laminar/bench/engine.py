@@ -29,7 +29,7 @@ from laminar.rollout.engines.engine import Request
 PROMPT_TOKENS = 23
 EQUAL_TOKENS = 49
 """The mean of the quickstart's lengths."""
-NUM_REQUESTS = {1: 16, 8: 48, 64: 192}
+NUM_REQUESTS = {1: 16, 8: 32, 64: 128}
 NUM_ROUNDS = 5
 VOCAB_SIZE = 512
 

@@ -37,8 +37,8 @@ def scale_profile(
 ) -> AcceleratorProfile:
     """The profile as a tiny replica imitates it, so that a full replica here costs what a full one costs there.
 
-    time_scale: seconds here for a second there; it multiplies everything. KV and prompt tokens count for as many
-    there as the two KV capacities say; one trajectory counts for `batch_scale` there.
+    time_scale: seconds here for a second there; it multiplies everything. A KV token counts for as many there as the
+    two KV capacities say; one trajectory counts for `batch_scale` there, when it decodes and when it is prefilled.
     """
     token_scale = profile.kv_capacity_tokens / kv_capacity_tokens
     return AcceleratorProfile(
@@ -47,7 +47,7 @@ def scale_profile(
             per_kv_token_s=time_scale * token_scale * profile.decode.per_kv_token_s,
             per_running_s=time_scale * batch_scale * profile.decode.per_running_s,
         ),
-        prefill_s_per_token=time_scale * token_scale * profile.prefill_s_per_token,
+        prefill_s_per_token=time_scale * batch_scale * profile.prefill_s_per_token,
         kv_capacity_tokens=kv_capacity_tokens,
     )
 

@@ -18,9 +18,11 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def open_display(config: Config, history: History, *, num_steps: int | None) -> Display:
+def open_display(
+    config: Config, history: History, *, num_steps: int | None, output: TextIO | None = None
+) -> Display:
     """num_steps: how many the run will make, if known. A display never raises: one that fails says so and is quiet."""
-    output: TextIO = sys.stdout
+    output = output or sys.stdout
     if output.isatty():
         from laminar.observe.live_display import LiveDisplay  # heavy, so only where there is a terminal
 

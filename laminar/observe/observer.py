@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from laminar.config import Config
 from laminar.control.messages import AnyCommand, AnyEvent
@@ -13,18 +13,22 @@ from laminar.observe.metrics import MetricsWriter, control_metrics, evaluation_m
 from laminar.observe.report import write_report
 from laminar.observe.resources import MemorySampler
 from laminar.observe.run_folder import read_run
-from laminar.observe.summary import summarize, write_summary
+from laminar.observe.summary import summarize, summary_text, write_summary
 
 
 class Observer:
-    """Fed after every event. Decides nothing, and nothing waits for it."""
+    """Fed after every event. Decides nothing, and nothing waits for it.
 
-    def __init__(self, config: Config, *, num_steps: int | None) -> None:
+    output: where it shows the run; none: stdout.
+    """
+
+    def __init__(self, config: Config, *, num_steps: int | None, output: TextIO | None = None) -> None:
         self._config = config
+        self._output = output
         self._num_steps = num_steps
         self._history = History()
         self._metrics = MetricsWriter(config.run_dir, tensorboard=config.observe.tensorboard)
-        self._display = open_display(config, self._history, num_steps=num_steps)
+        self._display = open_display(config, self._history, num_steps=num_steps, output=output)
         self._memory = MemorySampler([os.getpid()])
         self._mini_batches: dict[int, list[dict[str, float]]] = {}
         self._reward_extras: dict[str, list[float]] = {}
@@ -38,7 +42,9 @@ class Observer:
         self._history.resume(now, state)
         self._num_steps_written = len(self._history.steps)
         self._num_evaluations_written = len(self._history.evaluations)
-        self._display = open_display(self._config, self._history, num_steps=self._num_steps)
+        self._display = open_display(
+            self._config, self._history, num_steps=self._num_steps, output=self._output
+        )
 
     def mini_batch(self, step: int, metrics: dict[str, float]) -> None:
         """What the trainer measured; it comes before the event that the mini-batch was trained."""
@@ -66,12 +72,17 @@ class Observer:
         self._num_evaluations_written = len(history.evaluations)
         self._display.update(now, state)
 
+    def stop(self) -> int:
+        """End the display and the files; returns the peak of the summed PSS, in bytes."""
+        self._display.close()
+        self._metrics.close()
+        return self._memory.stop()
+
     def close(self, state: ClusterState) -> None:
         """Write summary and report. The processes of the run must still be there, or the peak is an old one."""
         run_dir = self._config.run_dir
-        self._display.close()
-        self._metrics.close()
-        peak_pss_bytes = self._memory.stop()
+        peak_pss_bytes = self.stop()
         summary = summarize(self._config, self._history, state, read_metrics(run_dir), peak_pss_bytes=peak_pss_bytes)
         write_summary(run_dir, summary)
-        print(f"report: {write_report(run_dir)}")
+        print(summary_text(summary), file=self._output)
+        print(f"report: {write_report(run_dir)}", file=self._output)

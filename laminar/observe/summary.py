@@ -128,6 +128,33 @@ def time_to_reward_s(steps: Sequence[StepRecord], begin_s: float, reward: float)
     return None
 
 
+def summary_text(summary: Summary) -> str:
+    """What a run came to, in a few lines for a terminal."""
+    idle, shown = summary.idle_ratio, _histogram
+    rows = [
+        ("schedule", f"{summary.schedule}{f', paced as {summary.paced_profile}' if summary.paced else ''}"),
+        ("steps", f"{summary.num_steps} in {summary.train_s:.0f} s, {summary.tokens_per_s:,.0f} tokens/s trained"),
+        ("trajectories", f"{summary.num_trajectories_trained} trained, {summary.num_trajectories_lost} lost"),
+        ("staleness", f"at finish {shown(summary.staleness_at_finish)}; at training {shown(summary.staleness_at_train)}"),
+        ("versions", f"trained from {len(summary.trained_by_version)}: {shown(summary.trained_by_version, most=8)}"),
+        ("replicas", f"{summary.num_refreshes} refreshes, {summary.num_repack_moves} repack moves"),
+        ("idle", f"replicas {idle.replicas:.0%}, trainer {idle.trainer:.0%}"),
+    ]
+    if summary.num_replicas_lost or summary.num_relays_lost:
+        rescued = f"{summary.num_trajectories_rescued} trajectories rescued"
+        rows.append(("lost", f"{summary.num_replicas_lost} replicas, {summary.num_relays_lost} relays; {rescued}"))
+    if summary.heldout_accuracy_first is not None and summary.heldout_accuracy_last is not None:
+        rows.append(("held out", f"{summary.heldout_accuracy_first:.3f} -> {summary.heldout_accuracy_last:.3f}"))
+    if summary.peak_pss_bytes is not None:
+        rows.append(("memory", f"{summary.peak_pss_bytes / 2**30:.1f} GiB at most (PSS of all processes)"))
+    return "\n".join(f"{name:>13}  {value}" for name, value in rows)
+
+
+def _histogram(counts: dict[int, int], most: int = 12) -> str:
+    shown = [f"{value}: {count}" for value, count in sorted(counts.items())]
+    return ", ".join(shown) if len(shown) <= most else ", ".join([*shown[: most - 1], "…", shown[-1]])
+
+
 def write_summary(run_dir: Path, summary: Summary) -> Path:
     """Replaces the file at once, so that a reader never meets half of it."""
     path = run_dir / SUMMARY_FILE

@@ -135,7 +135,8 @@ class RolloutWorker:
         wait_s = self._reported_at_s + self._report_interval_s - time.monotonic()
         if wait_s > 0:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._urgent.wait()
         assert self._decoding is not None, "start() comes first"
         if self._decoding.done():
             self._decoding.result()

@@ -30,7 +30,7 @@ def test_a_full_replica_here_costs_what_a_full_one_costs_there():
     tiny = scale_profile(H800, time_scale=0.2, batch_scale=8.0, kv_capacity_tokens=4096)
     there = decode_step_s(H800.decode, num_running=256, num_kv_tokens=790_000)
     assert decode_step_s(tiny.decode, num_running=32, num_kv_tokens=4096) == pytest.approx(0.2 * there)
-    assert tiny.prefill_s_per_token * 4096 == pytest.approx(0.2 * H800.prefill_s_per_token * 790_000)
+    assert tiny.prefill_s_per_token == pytest.approx(0.2 * 8.0 * H800.prefill_s_per_token)
 
 
 def test_batch_bound_by_hand():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, rms_norm
+from torch import Tensor
 from torch.nn.functional import silu
 
 from laminar.relay.manifest import LeasedVersion, Probe
@@ -47,13 +47,12 @@ class Transformer:
                 query.copy_(self._norm(query, layer.q_norm))
                 key.copy_(self._norm(key, layer.k_norm))
             torch.view_as_complex(heads[:, :num_rotary].view(num_rows, num_rotary, -1, 2)).mul_(rotation)
-            key_value = heads[:, a.num_heads :].view(num_rows, 2, a.num_kv_heads, a.head_dim)
-            attended = attend(index, heads[:, : a.num_heads], key_value)
+            query, key_value = heads.split_with_sizes((a.num_heads, 2 * a.num_kv_heads), 1)
+            attended = attend(index, query, key_value.view(num_rows, 2, a.num_kv_heads, a.head_dim))
             x = torch.addmm(x, attended, layer.output)
             if layer.output_bias is not None:
                 x += layer.output_bias
-            gate_up = torch.mm(self._norm(x, layer.mlp_norm), layer.gate_up)
-            gate, up = gate_up[:, : a.intermediate_size], gate_up[:, a.intermediate_size :]
+            gate, up = torch.mm(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, 1)
             x = torch.addmm(x, silu(gate).mul_(up), layer.down)
         return x
 
@@ -99,7 +98,13 @@ class Transformer:
         return torch.polar(torch.ones_like(angles), angles)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, (x.shape[-1],), weight, self.architecture.rms_norm_eps)
+        """RMSNorm of the last dimension by torch's LayerNorm of [x, -x], whose mean is 0; weight: [2 * size].
+
+        Two kernels where torch.rms_norm takes nine on a CPU: 5 % of a small model's step at batch 1.
+        """
+        mirrored = torch.cat((x, -x), -1)
+        eps = self.architecture.rms_norm_eps
+        return torch.layer_norm(mirrored, (mirrored.shape[-1],), weight, None, eps)[..., : x.shape[-1]]
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

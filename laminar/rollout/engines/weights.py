@@ -26,7 +26,10 @@ NUM_NAMES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer; a bias or head norm that the architecture lacks is None."""
+    """One decoder layer; a bias or head norm that the architecture lacks is None.
+
+    A norm is as long twice over as what it scales, the second half zero (Transformer._norm).
+    """
 
     input_norm: Tensor
     qkv: Tensor  # [hidden, (heads + 2 * kv_heads) * head_dim]: q, then k, then v
@@ -59,7 +62,7 @@ class Weights:
         hidden, vocab = architecture.hidden_size, architecture.vocab_size
         self.embedding = self._plain("model.embed_tokens.weight", vocab, hidden)
         self.layers = [self._layer(f"model.layers.{index}.") for index in range(architecture.num_layers)]
-        self.final_norm = self._plain("model.norm.weight", hidden)
+        self.final_norm = self._norm("model.norm.weight", hidden)
         if architecture.tied_embeddings:
             self.head = self.embedding.t()
         else:
@@ -151,14 +154,14 @@ class Weights:
         ):
             self._places[f"{mlp}{name}.weight"] = Place((a.intermediate_size, a.hidden_size), part, transposed=True)
         return LayerWeights(
-            input_norm=self._plain(prefix + "input_layernorm.weight", a.hidden_size),
+            input_norm=self._norm(prefix + "input_layernorm.weight", a.hidden_size),
             qkv=qkv,
             qkv_bias=qkv_bias,
-            q_norm=self._head_norm(attention + "q_norm.weight"),
-            k_norm=self._head_norm(attention + "k_norm.weight"),
+            q_norm=self._norm(attention + "q_norm.weight", a.head_dim, paired=True) if a.qk_norm else None,
+            k_norm=self._norm(attention + "k_norm.weight", a.head_dim, paired=True) if a.qk_norm else None,
             output=self._transposed(attention + "o_proj.weight", a.hidden_size, num_q),
             output_bias=self._plain(attention + "o_proj.bias", a.hidden_size) if a.output_bias else None,
-            mlp_norm=self._plain(prefix + "post_attention_layernorm.weight", a.hidden_size),
+            mlp_norm=self._norm(prefix + "post_attention_layernorm.weight", a.hidden_size),
             gate_up=gate_up,
             down=self._transposed(mlp + "down_proj.weight", a.hidden_size, a.intermediate_size),
         )
@@ -168,11 +171,9 @@ class Weights:
         self._places[name] = Place((num_out, num_in), storage, transposed=True)
         return storage
 
-    def _head_norm(self, name: str) -> Tensor | None:
-        if not self._architecture.qk_norm:
-            return None
-        storage = torch.zeros(self._architecture.head_dim)
-        self._places[name] = Place((self._architecture.head_dim,), storage, paired=True)
+    def _norm(self, name: str, size: int, *, paired: bool = False) -> Tensor:
+        storage = torch.zeros(2 * size)
+        self._places[name] = Place((size,), storage[:size], paired)
         return storage
 
 

@@ -1,0 +1,27 @@
+"""Checks everything a run needs and prints the resolved settings, without starting anything."""
+
+from omegaconf import OmegaConf
+
+from laminar.config import Config
+
+
+def dry_run(config: Config) -> int:
+    """Load data, model description and user code as a run would. Raises ValueError for what is wrong."""
+    from laminar.run import check_user_code, load_data
+
+    prompts, heldout = load_data(config)
+    check_model(config)
+    check_user_code(config)
+    print(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
+    num_steps = -(-config.data.num_epochs * len(prompts) // config.batch.num_prompts_per_step)
+    print(f"# {len(prompts)} prompts, {len(heldout)} held out; {config.trainer.num_steps or num_steps} steps of")
+    print(f"# {config.batch.num_prompts_per_step} prompts x {config.batch.group_size} trajectories")
+    print("# everything is in order; nothing was started")
+    return 0
+
+
+def check_model(config: Config) -> None:
+    """That the engine can serve the model, as far as its config.json tells."""
+    from laminar.rollout.engines.architecture import read_architecture
+
+    read_architecture(config.model.path)

@@ -1,0 +1,200 @@
+"""Plays the controller for the worker's tests: hands trajectories out by id and takes reports in as the cluster does.
+
+    Controller ── tasks from the payload ──► Replica (a true worker, engine and lease)
+        ▲ payload.store, then the event  ◄── reports()
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from examples.iterate.task import make_problem
+from laminar.cluster.payload import Payload
+from laminar.config import Config, DataConfig, EmbeddedEngineConfig, ModelConfig, RolloutConfig
+from laminar.control.messages import (
+    Assignment,
+    CommandId,
+    Failed,
+    Finished,
+    GroupId,
+    Loaded,
+    LoadFailed,
+    MachineId,
+    Progress,
+    PromptId,
+    Released,
+    ReplicaId,
+    ReplicaReport,
+    Score,
+    Scored,
+    ScoreTrajectories,
+    TrainMiniBatch,
+    TrajectoryId,
+)
+from laminar.data.prompt_pool import PromptPool
+from laminar.data.records import Experience, Prompt
+from laminar.data.tokens import text_encoder
+from laminar.rollout.build import build_worker
+from laminar.rollout.worker import Lease, RolloutWorker
+from tests.rollout.waiting import reach
+
+ROOT = Path(__file__).parents[2]
+WARM = ROOT / "examples" / "iterate" / "warm"
+ENVIRONMENTS = Path(__file__).parent / "turn_environments.py"
+TWO_TURN = ROOT / "tests" / "envs" / "two_turn.py"
+TEMPERATURE = 0.9
+GROUP_SIZE = 4
+NUM_PROMPTS = 64
+
+
+def make_config(
+    *,
+    environment: str | None = None,
+    response_tokens_max: int = 160,
+    report_interval_s: float = 0.01,
+    model_path: Path = WARM,
+    **engine: Any,
+) -> Config:
+    return Config(
+        model=ModelConfig(path=model_path),
+        data=DataConfig(train_files=(Path("unused.parquet"),), response_tokens_max=response_tokens_max),
+        rollout=RolloutConfig(
+            temperature=TEMPERATURE, report_interval_s=report_interval_s, environment=environment, num_turns_max=4
+        ),
+        engine=EmbeddedEngineConfig.model_validate({"num_slots": 16, "kv_capacity_tokens": 4096} | engine),
+        seed=3,
+    )
+
+
+def make_prompts(extra_info: dict[str, Any] | None = None) -> list[Prompt]:
+    """The example's problems; those of the same group size apart have the same prompt."""
+    encode, rng = text_encoder(WARM), random.Random(1)
+    problems = [make_problem(rng) for _ in range(NUM_PROMPTS)]
+    return [
+        Prompt(PromptId(i), tuple(encode(problem.prompt)), "iterate", problem.answer, {"tool_output": i} | (extra_info or {}))
+        for i, problem in enumerate(problems)
+    ]
+
+
+class Controller:
+    """The payload of one run, and ids that count up. Every report is checked as it comes in."""
+
+    def __init__(self, config: Config, folder: Path, prompts: Sequence[Prompt] | None = None) -> None:
+        self.config = config
+        self.payload = Payload(folder / "journal.sqlite", PromptPool(prompts or make_prompts()), PromptPool(()), config.seed)
+        self.assignments: dict[TrajectoryId, Assignment] = {}
+        self._num_commands = 0
+
+    def dispatch(self, num_trajectories: int) -> list[Assignment]:
+        begin = len(self.assignments)
+        fresh = [
+            Assignment(TrajectoryId(i), 0, GroupId(i // GROUP_SIZE), PromptId(i // GROUP_SIZE % NUM_PROMPTS))
+            for i in range(begin, begin + num_trajectories)
+        ]
+        self.assignments |= {a.trajectory: a for a in fresh}
+        return fresh
+
+    def moved(self, progress: Sequence[Progress]) -> list[Assignment]:
+        """The next attempt of these, from where they stopped."""
+        again = [
+            Assignment(p.trajectory, p.attempt + 1, before.group, before.prompt, p.num_tokens)
+            for p in progress
+            if (before := self.assignments[p.trajectory])
+        ]
+        self.assignments |= {a.trajectory: a for a in again}
+        return again
+
+    def num_tokens(self, trajectory: TrajectoryId) -> int:
+        (task,) = self.payload.scoring_tasks([self.assignments[trajectory]], evaluation=False)
+        return len(task.response_token_ids)
+
+    def experiences(self, trajectories: Sequence[TrajectoryId]) -> list[Experience]:
+        """What the trainer would get, all scored 1."""
+        assignments = [self.assignments[id] for id in trajectories]
+        scored = Scored(self.new_command(), tuple(Score(a.trajectory, a.attempt, 1.0) for a in assignments))
+        self.payload.store_scores(ScoreTrajectories(scored.command, tuple(assignments)), scored)
+        groups = tuple(a.group for a in assignments)
+        return self.payload.experiences(TrainMiniBatch(self.new_command(), 1, 0, tuple(trajectories), groups))
+
+    def new_command(self) -> CommandId:
+        self._num_commands += 1
+        return CommandId(self._num_commands)
+
+
+class Replica:
+    """A rollout worker and the pump that listens to it; alive inside `async with`."""
+
+    def __init__(
+        self, id: int, controller: Controller, lease: Lease, *, worker: RolloutWorker | None = None
+    ) -> None:
+        self.controller = controller
+        self.worker = worker or build_worker(ReplicaId(id), MachineId(0), controller.config, lease)
+        self.events: list[ReplicaReport | Released | Loaded | LoadFailed] = []
+        self.finished: dict[TrajectoryId, Finished] = {}
+        self.failed: dict[TrajectoryId, Failed] = {}
+        self.listening: asyncio.Task[None]
+
+    async def __aenter__(self) -> Self:
+        self.worker.start()
+        self.listening = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.listening
+        await self.worker.close()
+
+    async def load(self, version: int) -> Loaded | LoadFailed:
+        command = self.controller.new_command()
+        await self.worker.load(command, version)
+        return await self._outcome(command)
+
+    def generate(self, assignments: Sequence[Assignment]) -> None:
+        self.worker.generate(self.controller.payload.tasks(assignments, evaluation=False), evaluation=False)
+
+    async def release(self, assignments: Sequence[Assignment]) -> Released:
+        command = self.controller.new_command()
+        await self.worker.release(command, [a.trajectory for a in assignments])
+        return await self._outcome(command)
+
+    async def finish(self, assignments: Sequence[Assignment]) -> None:
+        ids = [a.trajectory for a in assignments]
+        await self.reach(f"trajectories {ids} ended", lambda: all(id in self.finished or id in self.failed for id in ids))
+
+    async def reach(self, what: str, reached: Any) -> None:
+        """Until it is so; a worker that dies meanwhile raises what it died of."""
+        await reach(what, lambda: self.listening.done() or reached())
+        if self.listening.done():
+            self.listening.result()
+
+    async def _outcome(self, command: CommandId) -> Any:
+        def outcome() -> Any:
+            return next((e for e in self.events if not isinstance(e, ReplicaReport) and e.command == command), None)
+
+        await self.reach(f"the outcome of command {command}", outcome)
+        return outcome()
+
+    async def _listen(self) -> None:
+        while True:
+            for report in await self.worker.reports():
+                self.controller.payload.store(report)
+                self._take_in(report.event)
+                self.events.append(report.event)
+
+    def _take_in(self, event: ReplicaReport | Released | Loaded | LoadFailed) -> None:
+        """What an event speaks of is in the pool when it arrives: neither fewer tokens nor more."""
+        for progress in event.progress if isinstance(event, ReplicaReport | Released) else ():
+            assert self.controller.num_tokens(progress.trajectory) == progress.num_tokens, progress
+        if isinstance(event, ReplicaReport):
+            for finished in event.finished:
+                assert self.controller.num_tokens(finished.trajectory) == finished.num_tokens, finished
+                assert finished.trajectory not in self.finished, "it finished twice"
+            self.finished |= {f.trajectory: f for f in event.finished}
+            self.failed |= {f.trajectory: f for f in event.failed}
