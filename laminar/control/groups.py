@@ -104,6 +104,14 @@ def leave_replica(state: ClusterState, trajectory: Trajectory) -> None:
     trajectory.replica = trajectory.target = None
 
 
+def stay(state: ClusterState, trajectory: Trajectory) -> None:
+    """It ended on its replica before it could be moved; what is left is the report of it."""
+    if trajectory.target is not None and (target := state.replicas.get(trajectory.target)):
+        target.inbound.pop(trajectory.id, None)
+    trajectory.target = None
+    trajectory.state = TrajectoryState.DECODING
+
+
 def forget_trained(state: ClusterState) -> Iterator[AnyCommand]:
     """A checkpoint covers what was trained so far: it is trained for good."""
     ids: list[TrajectoryId] = []

@@ -97,7 +97,7 @@ class ReplicaReport(Event, frozen=True):
 
 
 class Released(Event, frozen=True):
-    """Answers Release: where the moved trajectories stopped. Those that ended meanwhile are in the report before."""
+    """Answers Release: where the moved trajectories stopped. Those not in it have ended, as a report says or will say."""
 
     command: CommandId
     replica: ReplicaId

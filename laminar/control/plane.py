@@ -215,16 +215,16 @@ class ControlPlane:
             return
         source.heard_at_s, source.releasing = now, None
         self._take_in_progress(event)
+        stopped = dict.fromkeys(p.trajectory for p in event.progress)
         moved: dict[ReplicaId, list[Trajectory]] = {}
-        for id in pending.trajectories:
-            trajectory = state.trajectories.get(id)
-            if trajectory is None or trajectory.state is not TrajectoryState.MOVING or trajectory.replica != source.id:
-                continue
+        for trajectory in [state.trajectories[id] for id in pending.trajectories if id in source.trajectories]:
             target = state.replicas.get(trajectory.target) if trajectory.target is not None else None
-            groups.leave_replica(state, trajectory)
-            if target is None:
-                make_homeless(state, [id])
+            if trajectory.id not in stopped:
+                groups.stay(state, trajectory)
+            elif target is None:
+                make_homeless(state, [trajectory.id])
             else:
+                groups.leave_replica(state, trajectory)
                 settle(state, trajectory, target)
                 moved.setdefault(target.id, []).append(trajectory)
         for target_id, trajectories in moved.items():

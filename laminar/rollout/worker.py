@@ -103,7 +103,8 @@ class RolloutWorker:
         for delta in await self._engine.abort([e.trajectory for e in held if e.state is EpisodeState.DECODING]):
             self._take(delta)
         self._outbox.append(self._report())
-        stopped = [e for e in held if e.trajectory in self._episodes]
+        # One that is decoding still has ended in a step whose deltas are on their way: it will be reported as finished.
+        stopped = [e for e in held if e.state in (EpisodeState.INTERRUPTED, EpisodeState.TURN_ENDED)]
         for episode in stopped:
             del self._episodes[episode.trajectory]
         progress = tuple(_progress(e) for e in stopped)
