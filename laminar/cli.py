@@ -1,6 +1,7 @@
 """The command line: laminar run | config | replay | report | export | bench."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"laminar {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`laminar config | head`); Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -40,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="train with a configuration")
     run.add_argument("config", type=Path, help="YAML file; configs/ has some to start from")
     run.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that differ from the file")
-    run.add_argument("--dry-run", action="store_true", help="check everything, print the resolved settings, start nothing")
+    run.add_argument(
+        "--dry-run", action="store_true", help="check everything, print the resolved settings, start nothing"
+    )
     kind = run.add_mutually_exclusive_group()
     kind.add_argument("--resume", action="store_true", help="go on with the run in run_dir")
     kind.add_argument("--fresh", action="store_true", help="move the run that is in run_dir aside")

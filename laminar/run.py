@@ -30,6 +30,8 @@ from laminar.observe.replay import restore
 from laminar.train.checkpoint import Checkpoint, newest_complete
 
 JOURNAL_FILE = "journal.sqlite"
+CONFIG_FILE = "config.json"
+"""The resolved configuration, beside everything else that the run writes."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -54,6 +56,7 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
     check_user_code(config)
     with FolderLock(config.run_dir, resume=resume, fresh=fresh):
         end_dead_runs()
+        (config.run_dir / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n")
         payload = Payload(config.run_dir / JOURNAL_FILE, prompts, heldout, config.seed)
         try:
             start = _start(config.run_dir, len(prompts), len(heldout), resume=resume)
@@ -156,9 +159,7 @@ def _run(config: Config, payload: Payload, start: Start) -> int:
     raise AssertionError("unreachable: the stack swallows nothing")
 
 
-async def _start_loop_stop(
-    cluster: Cluster, control: ControlPlane, log: EventLogWriter, observer: Observer
-) -> int:
+async def _start_loop_stop(cluster: Cluster, control: ControlPlane, log: EventLogWriter, observer: Observer) -> int:
     interrupt = _Interrupt(cluster)
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, interrupt, signal.Signals(number).name)

@@ -3,7 +3,8 @@
 import difflib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -52,7 +53,8 @@ def all_settings() -> list[Setting]:
 
 def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[Setting]:
     for name, field in section.model_fields.items():
-        nested = [t for t in (field.annotation, *get_args(field.annotation)) if _is_section(t)]
+        candidates: tuple[Any, ...] = (field.annotation, *get_args(field.annotation))
+        nested = [t for t in candidates if _is_section(t)]
         if nested:
             for part in nested:
                 yield from _settings_of(part, f"{prefix}{name}.")
@@ -75,9 +77,20 @@ def _plain(value: Any) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    return annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation).replace(
-        "typing.", ""
-    ).replace("pathlib.", "")
+    """As a user would say it: `int`, `list of path`, `a | b`, `int or none`."""
+    if annotation is NoneType:
+        return "none"
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _type_name(arguments[0])
+    if get_origin(annotation) is Literal:
+        return " | ".join(map(str, arguments))
+    if get_origin(annotation) is tuple:
+        return f"list of {_type_name(arguments[0])}"
+    if arguments:
+        return " or ".join(map(_type_name, arguments))
+    name = str(annotation.__name__)
+    return {"str": "text", "Path": "path"}.get(name, name)
 
 
 def _explain(details: ErrorDetails) -> str:

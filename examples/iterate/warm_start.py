@@ -64,9 +64,9 @@ def main() -> None:
     tokenizer = build_tokenizer([problem.prompt + demo(problem, rng) for problem in problems])
     model = build_model(tokenizer, arguments.seed)
     train(model, tokenizer, rng)
-    print(f"{model.num_parameters()} parameters, {NUM_UPDATES} updates, {time.monotonic() - start:.0f} s")  # noqa: T201
+    print(f"{model.num_parameters()} parameters, {NUM_UPDATES} updates, {time.monotonic() - start:.0f} s")
     for name, greedy in (("sampled at temperature 1", False), ("greedy", True)):
-        print(f"accuracy, {name}: {accuracy(model, tokenizer, greedy=greedy):.3f}")  # noqa: T201
+        print(f"accuracy, {name}: {accuracy(model, tokenizer, greedy=greedy):.3f}")
     save(model, tokenizer, arguments.out)
 
 

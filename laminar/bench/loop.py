@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def measure(run_dir: Path) -> dict[str, float | int | str]:
-    """Events a second and the latency of mini-batches, in milliseconds. Raises ValueError for a folder without a log."""
+    """Events a second, and the latency of mini-batches in ms. Raises ValueError for a folder without a log."""
     first = next(segments(run_dir))
     with tempfile.TemporaryDirectory() as folder:
         config = Config.model_validate(first.header.config).model_copy(update={"run_dir": Path(folder)})

@@ -7,12 +7,14 @@ happen inside, so that the driver and light actors do not pay for them.
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import ray
+from ray.actor import exit_actor
 
 from laminar.config import Config
 from laminar.control.messages import (
@@ -66,7 +68,9 @@ class RolloutActor:
             self._secrets.token,
             deadline_s=self._config.faults.load_deadline_s,
         )
-        self._worker = build_worker(self._replica, self._machine, self._config, lambda version: take_lease(version=version))
+        self._worker = build_worker(
+            self._replica, self._machine, self._config, lambda version: take_lease(version=version)
+        )
         return self._worker.start()
 
     async def reports(self) -> list[WorkerReport]:
@@ -83,7 +87,7 @@ class RolloutActor:
 
     async def close(self) -> None:
         await self._worker.close()
-        ray.actor.exit_actor()
+        exit_actor()
 
 
 class RelayActor:
@@ -105,22 +109,24 @@ class RelayActor:
         from laminar.relay.relay import Relay
 
         loop = asyncio.get_running_loop()
+
+        def note_from_thread(happening: RelayHappening) -> None:
+            loop.call_soon_threadsafe(self._note, happening)
+
         self._relay = Relay(
             self._machine,
             self._secrets.run_id,
             self._secrets.token,
             self._config.relay,
-            on_event=lambda happening: loop.call_soon_threadsafe(self._note, happening),
+            on_event=note_from_thread,
             host=self._host,
         )
         return self._relay.address
 
     async def reports(self) -> "tuple[list[VersionComplete | VersionEvicted | RelayReport], list[RelayHappening]]":
         """What control is to hear, ending with a heartbeat; and all that happened, for the run's log."""
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._happened.wait(), RELAY_REPORT_INTERVAL_S)
-        except TimeoutError:
-            pass
         self._happened.clear()
         happenings, self._happenings = self._happenings, []
         status = self._relay.status()
@@ -138,7 +144,7 @@ class RelayActor:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._relay.close)
-        ray.actor.exit_actor()
+        exit_actor()
 
     def _note(self, happening: "RelayHappening") -> None:
         self._happenings.append(happening)
@@ -198,7 +204,7 @@ class TrainerActor:
 
     def close(self) -> None:
         self._publisher.close()
-        ray.actor.exit_actor()
+        exit_actor()
 
 
 class RewardActor:
@@ -219,9 +225,7 @@ class RewardActor:
         self._pool = RewardPool(reward.function, timeout_s=reward.timeout_s, num_workers=reward.num_workers)
         await self._pool.start()
 
-    async def score(
-        self, command: CommandId, tasks: Sequence[ScoringTask]
-    ) -> tuple[Scored, dict[str, list[float]]]:
+    async def score(self, command: CommandId, tasks: Sequence[ScoringTask]) -> tuple[Scored, dict[str, list[float]]]:
         """Returns the event, and what else the rewards gave, by name, for metrics."""
         from laminar.envs.reward_worker import Reward, RewardCall
 
@@ -248,4 +252,4 @@ class RewardActor:
 
     async def close(self) -> None:
         await self._pool.close()
-        ray.actor.exit_actor()
+        exit_actor()

@@ -19,6 +19,7 @@ from typing import Any, Protocol, assert_never
 
 import msgspec
 import ray
+from ray.exceptions import RayError, RayTaskError
 
 from laminar.cluster.actors import RelayActor, RewardActor, RolloutActor, RunSecrets, TrainerActor
 from laminar.cluster.payload import Payload
@@ -172,9 +173,7 @@ class Cluster:
 
     def _start_replica(self, id: m.ReplicaId, machine_id: m.MachineId) -> None:
         machine = self._session.machine(machine_id)
-        actor = self._session.place(RolloutActor, machine).remote(
-            id, machine_id, self._config, self._secrets
-        )
+        actor = self._session.place(RolloutActor, machine).remote(id, machine_id, self._config, self._secrets)
         member = self._replicas[id] = Member(actor, machine)
         member.listening = self._spawn(self._listen_to_replica(id, member))
 
@@ -188,7 +187,7 @@ class Cluster:
                 for report in await member.actor.reports.remote():
                     self._payload.store(report)
                     self._emit(report.event)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             lost = m.ReplicaLost if started else m.ReplicaFailedToStart
             self._emit(lost(id, _cause(error)))
 
@@ -209,9 +208,7 @@ class Cluster:
         if (former := self._relays.pop(id, None)) is not None:
             self._end_process(former)
         machine = self._session.machine(id)
-        actor = self._session.place(RelayActor, machine).remote(
-            id, machine.host, self._config, self._secrets
-        )
+        actor = self._session.place(RelayActor, machine).remote(id, machine.host, self._config, self._secrets)
         member = self._relays[id] = Member(actor, machine)
         member.listening = self._spawn(self._listen_to_relay(id, member))
 
@@ -228,7 +225,7 @@ class Cluster:
                         log.warning("relay of machine %d: %s", id, happening)
                 for event in events:
                     self._emit(event)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             self._emit(m.RelayLost(id, _cause(error)))
 
     def _link_chain(self) -> None:
@@ -256,7 +253,7 @@ class Cluster:
             self._trainer.pid, step = await actor.start.remote()
             # The last to come up, and by then Ray's agents, which nobody announces, are there too.
             self._registry.add_descendants()
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             self._emit(m.TrainerLost(_cause(error)))
         else:
             self._emit(m.TrainerStarted(step))
@@ -271,9 +268,7 @@ class Cluster:
             self._emit(m.MiniBatchTrained(command.id, command.step, command.index))
 
     async def _publish(self, command: m.Publish) -> None:
-        stall_s = await self._ask_trainer(
-            command.id, lambda actor: actor.publish.remote(command.version, command.step)
-        )
+        stall_s = await self._ask_trainer(command.id, lambda actor: actor.publish.remote(command.version, command.step))
         if stall_s is not None:
             self._emit(m.HandedOver(command.id, command.version, stall_s))
 
@@ -286,9 +281,9 @@ class Cluster:
         assert self._trainer is not None, "work was ordered before the trainer started"
         try:
             return await call(self._trainer.actor)
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             self._emit(m.CommandFailed(command, _cause(error)))
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             self._emit(m.TrainerLost(_cause(error)))
         return None
 
@@ -299,7 +294,7 @@ class Cluster:
         try:
             await self._register(member)
             await member.actor.start.remote()
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             # A reward function that cannot be loaded fails for everybody, so the run ends by its name.
             self._emit(m.RewardFailedToStart(_cause(error)))
         else:
@@ -314,7 +309,7 @@ class Cluster:
         member = self._rewards[self._num_score_calls % len(self._rewards)]
         try:
             event, extras = await member.actor.score.remote(command.id, tasks)
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             if member in self._rewards:
                 self._rewards.remove(member)
                 self._end_process(member)
@@ -341,7 +336,7 @@ class Cluster:
     async def _report_failure(self, call: Awaitable[Any], event: Callable[[str], m.AnyEvent]) -> None:
         try:
             await call
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             self._emit(event(_cause(error)))
 
     def _emit(self, event: m.AnyEvent) -> None:
@@ -359,7 +354,7 @@ class Cluster:
             self._queue.put_nowait(error)
 
     def _end_process(self, member: Member) -> None:
-        """Kill it, hung or not. Ray asks a process to leave, which a stopped one cannot hear, so the kernel is asked too."""
+        """Kill it, hung or not: a stopped process cannot hear Ray ask it to leave, so the kernel is asked too."""
         if member.listening is not None:
             member.listening.cancel()
         ray.kill(member.actor)
@@ -370,12 +365,12 @@ class Cluster:
 
 async def _quietly(call: Awaitable[Any]) -> None:
     """For calls whose failure shows elsewhere: the process is gone, and whoever listens to it says so."""
-    with suppress(ray.exceptions.RayError):
+    with suppress(RayError):
         await call
 
 
-def _cause(error: ray.exceptions.RayError) -> str:
+def _cause(error: RayError) -> str:
     """What happened, in one line, without Ray's traceback."""
-    if isinstance(error, ray.exceptions.RayTaskError):
+    if isinstance(error, RayTaskError):
         return f"{type(error.cause).__name__}: {error.cause}"
     return f"its process died ({type(error).__name__})"

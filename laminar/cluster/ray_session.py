@@ -1,5 +1,6 @@
 """Starts Ray on this machine or joins a running cluster, and places actors on its machines."""
 
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -54,8 +55,8 @@ class RaySession:
             strategy = NodeAffinitySchedulingStrategy(machine.node_id, soft=False)
             where = {"scheduling_strategy": strategy, "num_cpus": self._config.cpus_per_process}
         one_thread = {"env_vars": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
-        remote = self._ray.remote(concurrency_groups=concurrency_groups or {})(actor)
-        return remote.options(max_restarts=0, runtime_env=one_thread, **where)
+        remote: Any = self._ray.remote(concurrency_groups=concurrency_groups or {})  # pyright: ignore[reportCallIssue]
+        return remote(actor).options(max_restarts=0, runtime_env=one_thread, **where)
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -70,11 +71,13 @@ class RaySession:
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             _temp_dir=str(temporary),
         )
         self.folder = _session_folder(temporary)
-        self.machines = [Machine(MachineId(i), "127.0.0.1", None, is_local=True) for i in range(self._config.num_machines)]
+        self.machines = [
+            Machine(MachineId(i), "127.0.0.1", None, is_local=True) for i in range(self._config.num_machines)
+        ]
 
     def _join(self) -> None:
         address = self._config.address
@@ -84,11 +87,11 @@ class RaySession:
                 "cluster could run code in it; start it with RAY_AUTH_MODE=token and unset the variable here"
             )
         try:
-            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except ConnectionError as error:
             raise ValueError(
-                f"cluster.address={address}: no Ray cluster answers there ({error}); start one with `ray start --head`, "
-                "or use cluster.address=local"
+                f"cluster.address={address}: no Ray cluster answers there ({error}); start one with "
+                "`ray start --head`, or use cluster.address=local"
             ) from error
         here = self._ray.get_runtime_context().get_node_id()
         nodes = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in self._ray.nodes() if node["Alive"])

@@ -45,9 +45,7 @@ def start_replica(state: ClusterState, machine: MachineId, now: float) -> StartR
     return StartReplica(state.new_command(), id, machine)
 
 
-def lose_replica(
-    state: ClusterState, config: Config, id: ReplicaId, cause: str, now: float
-) -> Iterator[AnyCommand]:
+def lose_replica(state: ClusterState, config: Config, id: ReplicaId, cause: str, now: float) -> Iterator[AnyCommand]:
     """Its trajectories become homeless, a replacement starts; without either possible, the run ends by name."""
     replica = state.replicas.get(id)
     if replica is None:
@@ -70,9 +68,7 @@ def lose_replica(
         yield end(state, failed=True, cause=f"no replica is left: replica {id} {cause}, and {_limit(config)}")
 
 
-def fail_command(
-    state: ClusterState, config: Config, id: CommandId, cause: str, now: float
-) -> Iterator[AnyCommand]:
+def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str, now: float) -> Iterator[AnyCommand]:
     """A command raised, or its outcome did not come in time."""
     pending = state.pending.pop(id, None)
     if pending is None:

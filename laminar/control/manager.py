@@ -72,9 +72,7 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------- empty replicas
 
-    def _next_work(
-        self, state: ClusterState, replica: Replica, num_empty: int, now: float
-    ) -> Iterator[AnyCommand]:
+    def _next_work(self, state: ClusterState, replica: Replica, num_empty: int, now: float) -> Iterator[AnyCommand]:
         if (version := self._version_awaited_here(state, replica)) is not None:
             yield self._load(state, replica, version, now)
         elif (due := evaluation.due(state)) and self._may_evaluate(state, replica, due.version):

@@ -97,7 +97,7 @@ class ReplicaReport(Event, frozen=True):
 
 
 class Released(Event, frozen=True):
-    """Answers Release: where the moved trajectories stopped. Those not in it have ended, as a report says or will say."""
+    """Answers Release: where the moved trajectories stopped. Those not in it have ended, as a report says."""
 
     command: CommandId
     replica: ReplicaId

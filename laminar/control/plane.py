@@ -50,8 +50,8 @@ from laminar.control.state import (
     UNFINISHED,
     ClusterState,
     Relay,
-    Trajectory,
     TrainerPhase,
+    Trajectory,
     TrajectoryState,
 )
 

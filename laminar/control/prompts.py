@@ -8,7 +8,7 @@ from laminar.control.state import ClusterState
 
 
 class PromptOrder:
-    """A new permutation each epoch, a function of (seed, epoch) alone, so that a resumed run visits the same prompts."""
+    """A new permutation each epoch, a function of (seed, epoch) alone: a resumed run visits the same prompts."""
 
     def __init__(self, config: Config, num_prompts: int) -> None:
         self._config = config

@@ -37,11 +37,7 @@ def take_in(state: ClusterState, config: Config, event: Scored, now: float) -> I
 
 def _awaiting(state: ClusterState, message: Score | Failed) -> Trajectory | None:
     trajectory = state.trajectories.get(message.trajectory)
-    if (
-        trajectory is None
-        or trajectory.attempt != message.attempt
-        or trajectory.state is not TrajectoryState.FINISHED
-    ):
+    if trajectory is None or trajectory.attempt != message.attempt or trajectory.state is not TrajectoryState.FINISHED:
         state.counters.num_late_messages += 1
         return None
     return trajectory

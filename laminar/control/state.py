@@ -369,4 +369,3 @@ class ClusterState(msgspec.Struct):
         assert outstanding == self.num_groups_outstanding, "the groups outstanding were miscounted"
         members = sum(len(g.trajectories) for g in self.groups.values())
         assert members == len(self.trajectories), "a trajectory has no group"
-

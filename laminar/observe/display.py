@@ -18,16 +18,14 @@ class Display(Protocol):
     def close(self) -> None: ...
 
 
-def open_display(
-    config: Config, history: History, *, num_steps: int | None, output: TextIO | None = None
-) -> Display:
+def open_display(config: Config, history: History, *, num_steps: int | None, output: TextIO | None = None) -> Display:
     """num_steps: how many the run will make, if known. A display never raises: one that fails says so and is quiet."""
-    output = output or sys.stdout
-    if output.isatty():
+    shown_on: TextIO = output if output is not None else sys.stdout
+    if shown_on.isatty():
         from laminar.observe.live_display import LiveDisplay  # heavy, so only where there is a terminal
 
-        return LiveDisplay(config, history, num_steps=num_steps, output=output)
-    return PlainDisplay(history, num_steps=num_steps, output=output)
+        return LiveDisplay(config, history, num_steps=num_steps, output=shown_on)
+    return PlainDisplay(history, num_steps=num_steps, output=shown_on)
 
 
 class PlainDisplay:

@@ -42,9 +42,7 @@ class Observer:
         self._history.resume(now, state)
         self._num_steps_written = len(self._history.steps)
         self._num_evaluations_written = len(self._history.evaluations)
-        self._display = open_display(
-            self._config, self._history, num_steps=self._num_steps, output=self._output
-        )
+        self._display = open_display(self._config, self._history, num_steps=self._num_steps, output=self._output)
 
     def mini_batch(self, step: int, metrics: dict[str, float]) -> None:
         """What the trainer measured; it comes before the event that the mini-batch was trained."""

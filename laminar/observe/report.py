@@ -234,7 +234,7 @@ def _json_in_html(value: object) -> str:
 
 
 def _plotly_js() -> str:
-    from plotly.offline import get_plotlyjs  # heavy, so only when a page is written
+    from plotly.offline import get_plotlyjs  # pyright: ignore[reportMissingTypeStubs]
 
     return get_plotlyjs()
 

@@ -135,7 +135,10 @@ def summary_text(summary: Summary) -> str:
         ("schedule", f"{summary.schedule}{f', paced as {summary.paced_profile}' if summary.paced else ''}"),
         ("steps", f"{summary.num_steps} in {summary.train_s:.0f} s, {summary.tokens_per_s:,.0f} tokens/s trained"),
         ("trajectories", f"{summary.num_trajectories_trained} trained, {summary.num_trajectories_lost} lost"),
-        ("staleness", f"at finish {shown(summary.staleness_at_finish)}; at training {shown(summary.staleness_at_train)}"),
+        (
+            "staleness",
+            f"at finish {shown(summary.staleness_at_finish)}; at training {shown(summary.staleness_at_train)}",
+        ),
         ("versions", f"trained from {len(summary.trained_by_version)}: {shown(summary.trained_by_version, most=8)}"),
         ("replicas", f"{summary.num_refreshes} refreshes, {summary.num_repack_moves} repack moves"),
         ("idle", f"replicas {idle.replicas:.0%}, trainer {idle.trainer:.0%}"),

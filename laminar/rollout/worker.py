@@ -10,7 +10,7 @@ are always stored before the outcome is handled.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 
 import msgspec
 
@@ -30,6 +30,7 @@ from laminar.control.messages import (
 )
 from laminar.data.records import Task, TokenDelta, WorkerReport
 from laminar.envs.env import Environment, ObservationFailed, observe
+from laminar.relay.chunks import version_checksum
 from laminar.relay.lease import RelayUnreachable, VersionGone
 from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.engine import Delta, Engine, WrongWeights
@@ -37,6 +38,10 @@ from laminar.rollout.episode import Episode, EpisodeRules, EpisodeState
 
 Lease = Callable[[int], AbstractContextManager[LeasedVersion]]
 """Maps a version of the machine's relay for as long as the context lasts."""
+
+
+class DamagedVersion(RuntimeError):
+    """The bytes that the relay lends are not those that were published; none of them was taken in."""
 
 
 class Turns(msgspec.Struct, frozen=True):
@@ -77,6 +82,7 @@ class RolloutWorker:
         self._ended: list[Episode] = []
         self._outbox: list[WorkerReport] = []
         self._urgent = asyncio.Event()
+        self._delivered = asyncio.Event()
         self._reported_at_s = 0.0
         self._decoding: asyncio.Task[None] | None = None
 
@@ -97,11 +103,7 @@ class RolloutWorker:
     async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
         """Stop these; their last tokens, and where they stopped, leave in a Released."""
         held = [self._episodes[id] for id in trajectories if id in self._episodes]
-        for episode in held:
-            if (observing := self._observing.pop(episode.trajectory, None)) is not None:
-                observing.cancel()
-        for delta in await self._engine.abort([e.trajectory for e in held if e.state is EpisodeState.DECODING]):
-            self._take(delta)
+        await self._bring_to_rest(held)
         self._outbox.append(self._report())
         # One that is decoding still has ended in a step whose deltas are on their way: it will be reported as finished.
         stopped = [e for e in held if e.state in (EpisodeState.INTERRUPTED, EpisodeState.TURN_ENDED)]
@@ -111,16 +113,25 @@ class RolloutWorker:
         self._send(Released(command, self._replica, progress))
 
     async def load(self, command: CommandId, version: int) -> None:
-        """Take the version from the machine's relay; what went wrong leaves in a LoadFailed, by name."""
+        """Take the version from the machine's relay; what went wrong leaves in a LoadFailed, by name.
+
+        Raises RuntimeError while a trajectory lives: also one that waits for its environment, of which the engine does
+        not know, would be of two versions.
+        """
+        if self._episodes:
+            raise RuntimeError(
+                f"version {version} cannot be loaded while {len(self._episodes)} trajectories of version "
+                f"{self._version} live; release them first"
+            )
         began_s = time.monotonic()
         try:
             lease = self._lease(version)
             leased = await asyncio.to_thread(lease.__enter__)
-            try:
+            with ExitStack() as stack:
+                stack.push(lease)
+                await asyncio.to_thread(_refuse_damage, leased)
                 await self._engine.load(leased)
-            finally:
-                lease.__exit__(None, None, None)
-        except (VersionGone, RelayUnreachable) as error:
+        except (VersionGone, RelayUnreachable, DamagedVersion) as error:
             self._send(LoadFailed(command, self._replica, version, str(error), serves_on=True))
         except WrongWeights as error:
             self._send(LoadFailed(command, self._replica, version, str(error), serves_on=False))
@@ -131,7 +142,7 @@ class RolloutWorker:
     async def reports(self) -> list[WorkerReport]:
         """What happened since the last call, in order; waits a report interval for it, or until something is urgent.
 
-        Raises what ended the decoding, if it has ended.
+        Raises what ended the decoding, or the talk with an environment, if it was an error of ours.
         """
         wait_s = self._reported_at_s + self._report_interval_s - time.monotonic()
         if wait_s > 0:
@@ -139,8 +150,9 @@ class RolloutWorker:
                 async with asyncio.timeout(wait_s):
                     await self._urgent.wait()
         assert self._decoding is not None, "start() comes first"
-        if self._decoding.done():
-            self._decoding.result()
+        for task in (self._decoding, *self._observing.values()):
+            if task.done():
+                task.result()
         self._urgent.clear()
         self._reported_at_s = time.monotonic()
         reports, self._outbox = [*self._outbox, self._report()], []
@@ -157,8 +169,26 @@ class RolloutWorker:
             while True:
                 for delta in await self._engine.next():
                     self._take(delta)
+                self._delivered.set()
         finally:
             self._urgent.set()
+            self._delivered.set()
+
+    async def _bring_to_rest(self, episodes: Sequence[Episode]) -> None:
+        """Until none of them decodes or asks its environment; those that have ended meanwhile are ended."""
+        assert self._decoding is not None, "start() comes first"
+        while True:
+            for episode in episodes:
+                observing = self._observing.pop(episode.trajectory, None)
+                if observing is not None and not observing.cancel():
+                    observing.result()
+            for delta in await self._engine.abort([e.trajectory for e in episodes if e.state is EpisodeState.DECODING]):
+                self._take(delta)
+            if self._decoding.done() or not any(e.state is EpisodeState.DECODING for e in episodes):
+                return
+            # The engine holds it no more and its last tokens are still to come from next(): a paced step is held back.
+            self._delivered.clear()
+            await self._delivered.wait()
 
     def _take(self, delta: Delta) -> None:
         episode = self._episodes[delta.request]
@@ -196,7 +226,7 @@ class RolloutWorker:
             turn = episode.turn(self._turns.decode)
             text = await observe(self._turns.environment, turn, timeout_s=self._turns.timeout_s)
             episode.observe(self._turns.encode(text) if text is not None else None)
-        except ObservationFailed as error:
+        except (ObservationFailed, ValueError) as error:
             episode.fail(f"environment: {error}")
         del self._observing[episode.trajectory]
         self._go_on(episode)
@@ -231,6 +261,16 @@ class RolloutWorker:
             tuple(Failed(e.trajectory, e.attempt, e.cause) for e in failed),
         )
         return WorkerReport(event, tuple(tokens))
+
+
+def _refuse_damage(leased: LeasedVersion) -> None:
+    """Prove that the lent bytes are the published ones; a probe has a tolerance, a checksum has none."""
+    found = version_checksum(leased.data, leased.manifest.chunk_bytes)
+    if found != leased.checksum:
+        raise DamagedVersion(
+            f"version {leased.manifest.version} on this machine's relay has checksum {found:016x}, "
+            f"{leased.checksum:016x} was published"
+        )
 
 
 def _progress(episode: Episode) -> Progress:

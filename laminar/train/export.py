@@ -1,5 +1,6 @@
 """Writes a checkpoint as a Hugging Face folder that AutoModelForCausalLM and inference engines load."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,11 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from laminar.train.checkpoint import newest_complete
 from laminar.train.trainer import STATE_FILE, load_model
 
+CONFIG_FILE = "config.json"
+"""The resolved configuration, in a run's folder."""
 COPIED = (
     "generation_config.json",
     "tokenizer.json",
@@ -41,3 +45,16 @@ def export_hf(checkpoint: Path, model_path: Path, folder_out: Path) -> None:
     for name in COPIED:
         if (model_path / name).is_file():
             shutil.copyfile(model_path / name, folder_out / name)
+
+
+def export_checkpoint(run_dir: Path, folder_out: Path) -> None:
+    """Export a run's newest complete checkpoint. Raises ValueError for a folder that holds none."""
+    checkpoint = newest_complete(run_dir / "checkpoints")
+    if checkpoint is None:
+        raise ValueError(f"{run_dir} holds no complete checkpoint; name the folder that a run wrote (its run_dir)")
+    export_hf(checkpoint.folder, _model_path(run_dir), folder_out)
+
+
+def _model_path(run_dir: Path) -> Path:
+    """The model that the run began with, by the configuration saved beside its checkpoints."""
+    return Path(json.loads((run_dir / CONFIG_FILE).read_text())["model"]["path"])

@@ -183,9 +183,7 @@ class FakeWorld:
             case m.Release():
                 self._at(0.02, lambda: self._release(command))
             case m.ScoreTrajectories():
-                scores = tuple(
-                    m.Score(a.trajectory, a.attempt, self.score(a.trajectory)) for a in command.trajectories
-                )
+                scores = tuple(m.Score(a.trajectory, a.attempt, self.score(a.trajectory)) for a in command.trajectories)
                 self.send(self.random.uniform(0.01, 0.2), m.Scored(command.id, scores))
             case m.TrainMiniBatch():
                 self.send(self.train_s, m.MiniBatchTrained(command.id, command.step, command.index))

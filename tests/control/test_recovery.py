@@ -26,9 +26,7 @@ def test_a_killed_run_goes_on_where_its_log_ends(schedule: ScheduleConfig, num_e
             first.execute(command)
     step = control.state.trainer.saved_step
     state = msgspec.json.decode(msgspec.json.encode(control.state), type=ClusterState)
-    finished = {
-        t.id for t in state.trajectories.values() if t.state is TrajectoryState.FINISHED and not t.evaluation
-    }
+    finished = {t.id for t in state.trajectories.values() if t.state is TrajectoryState.FINISHED and not t.evaluation}
 
     recover(state, step=step)
     state.check()
@@ -42,7 +40,12 @@ def test_a_killed_run_goes_on_where_its_log_ends(schedule: ScheduleConfig, num_e
     surviving = groups_trained(first)[: 8 * step] + groups_trained(second)
     assert sorted(surviving) == sorted(set(surviving)), "a group was trained twice in the surviving history"
     assert len(surviving) == NUM_PROMPTS
-    resumed = {a.trajectory for _, c in second.commands if hasattr(c, "version") and hasattr(c, "trajectories") for a in c.trajectories}
+    resumed = {
+        a.trajectory
+        for _, c in second.commands
+        if hasattr(c, "version") and hasattr(c, "trajectories")
+        for a in c.trajectories
+    }
     assert not finished & resumed, "a finished response was generated again"
 
 

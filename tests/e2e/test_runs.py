@@ -15,7 +15,10 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def test_two_small_runs_at_once_train_report_and_replay(tmp_path: Path):
-    runs = [Run(tmp_path / "a", "trainer.num_steps=4"), Run(tmp_path / "b", "trainer.num_steps=2", "schedule.kind=synchronous")]
+    runs = [
+        Run(tmp_path / "a", "trainer.num_steps=4"),
+        Run(tmp_path / "b", "trainer.num_steps=2", "schedule.kind=synchronous"),
+    ]
     runs[0].wait_for("a step", lambda: bool(runs[0].events("MiniBatchTrained")))
     processes = runs[0].processes() + runs[1].processes()
     outputs = [run.wait() for run in runs]

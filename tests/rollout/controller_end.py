@@ -1,7 +1,7 @@
 """Plays the controller for the worker's tests: hands trajectories out by id and takes reports in as the cluster does.
 
-    Controller ── tasks from the payload ──► Replica (a true worker, engine and lease)
-        ▲ payload.store, then the event  ◄── reports()
+Controller ── tasks from the payload ──► Replica (a true worker, engine and lease)
+    ▲ payload.store, then the event  ◄── reports()
 """
 
 import asyncio
@@ -75,7 +75,13 @@ def make_prompts(extra_info: dict[str, Any] | None = None) -> list[Prompt]:
     encode, rng = text_encoder(WARM), random.Random(1)
     problems = [make_problem(rng) for _ in range(NUM_PROMPTS)]
     return [
-        Prompt(PromptId(i), tuple(encode(problem.prompt)), "iterate", problem.answer, {"tool_output": i} | (extra_info or {}))
+        Prompt(
+            PromptId(i),
+            tuple(encode(problem.prompt)),
+            "iterate",
+            problem.answer,
+            {"tool_output": i} | (extra_info or {}),
+        )
         for i, problem in enumerate(problems)
     ]
 
@@ -85,7 +91,9 @@ class Controller:
 
     def __init__(self, config: Config, folder: Path, prompts: Sequence[Prompt] | None = None) -> None:
         self.config = config
-        self.payload = Payload(folder / "journal.sqlite", PromptPool(prompts or make_prompts()), PromptPool(()), config.seed)
+        self.payload = Payload(
+            folder / "journal.sqlite", PromptPool(prompts or make_prompts()), PromptPool(()), config.seed
+        )
         self.assignments: dict[TrajectoryId, Assignment] = {}
         self._num_commands = 0
 
@@ -128,9 +136,7 @@ class Controller:
 class Replica:
     """A rollout worker and the pump that listens to it; alive inside `async with`."""
 
-    def __init__(
-        self, id: int, controller: Controller, lease: Lease, *, worker: RolloutWorker | None = None
-    ) -> None:
+    def __init__(self, id: int, controller: Controller, lease: Lease, *, worker: RolloutWorker | None = None) -> None:
         self.controller = controller
         self.worker = worker or build_worker(ReplicaId(id), MachineId(0), controller.config, lease)
         self.events: list[ReplicaReport | Released | Loaded | LoadFailed] = []
@@ -166,7 +172,9 @@ class Replica:
 
     async def finish(self, assignments: Sequence[Assignment]) -> None:
         ids = [a.trajectory for a in assignments]
-        await self.reach(f"trajectories {ids} ended", lambda: all(id in self.finished or id in self.failed for id in ids))
+        await self.reach(
+            f"trajectories {ids} ended", lambda: all(id in self.finished or id in self.failed for id in ids)
+        )
 
     async def reach(self, what: str, reached: Any) -> None:
         """Until it is so; a worker that dies meanwhile raises what it died of."""

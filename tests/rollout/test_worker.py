@@ -32,8 +32,16 @@ from laminar.rollout.engines.embedded import EmbeddedEngine
 from laminar.rollout.engines.weights import Weights
 from laminar.rollout.episode import EpisodeRules
 from laminar.rollout.worker import RolloutWorker
-from tests.rollout.controller_end import ENVIRONMENTS, TEMPERATURE, TWO_TURN, WARM, Controller, Replica
-from tests.rollout.controller_end import make_config, make_prompts
+from tests.rollout.controller_end import (
+    ENVIRONMENTS,
+    TEMPERATURE,
+    TWO_TURN,
+    WARM,
+    Controller,
+    Replica,
+    make_config,
+    make_prompts,
+)
 from tests.rollout.trainer_end import TrainerEnd
 from tests.rollout.waiting import reach
 

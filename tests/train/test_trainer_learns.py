@@ -123,6 +123,6 @@ def test_a_few_steps_raise_the_reward(config):
         trainer.version = step
     report = f"rewards {[round(reward, 2) for reward in rewards]}, "
     report += f"seconds a step: {generate_s / NUM_STEPS:.2f} to generate, {train_s / NUM_STEPS:.2f} to train"
-    print(report)  # noqa: T201
+    print(report)
     # A step's reward has a standard deviation of 0.05 by its prompts alone; the rise is 0.2 to 0.3.
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.1

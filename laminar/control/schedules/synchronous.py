@@ -1,4 +1,4 @@
-"""Makes all replicas generate the step's batch, stop, and load (verl): staleness 0, and everybody waits for the tail."""
+"""Makes all replicas generate the step's batch, stop, and load (verl): staleness 0, and all wait for the tail."""
 
 from laminar.config import Config
 from laminar.control.schedules.schedule import room_in_buffer
@@ -10,7 +10,7 @@ class Synchronous:
     newest_only = True
 
     def num_groups_wanted(self, state: ClusterState, config: Config, num_empty: int) -> int:
-        """However many are empty just now, an equal share of what the step still lacks; nothing while the trainer is at work."""
+        """An equal share of what the step still lacks, however many are empty; nothing while the trainer works."""
         if state.trainer.phase is not TrainerPhase.WAITING:
             return 0
         step_size = config.batch.num_prompts_per_step

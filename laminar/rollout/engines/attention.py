@@ -19,7 +19,7 @@ class CausalAttention:
     def __init__(self, *, num_sequences: int) -> None:
         self._num_sequences = num_sequences
 
-    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:  # noqa: ARG002 - all layers alike
+    def __call__(self, layer: int, query: Tensor, key_value: Tensor) -> Tensor:
         q = query.unflatten(0, (self._num_sequences, -1)).transpose(1, 2)
         k, v = key_value.unflatten(0, (self._num_sequences, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -123,7 +123,7 @@ class EmbeddedEngine:
         After any other WrongWeights the engine holds no version and refuses requests until one loads. Cached prefixes
         need no dropping: KV lives only as long as its request, and none is alive. The lease may end on return.
         """
-        if self._alive or self._undelivered is not None:
+        if self._alive or self._undelivered:
             raise RuntimeError(
                 f"version {leased.manifest.version} cannot be loaded while {len(self._alive)} requests are alive; "
                 "abort them, and take the last deltas from next()"

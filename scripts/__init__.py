@@ -1,0 +1,1 @@
+"""Holds the scripts behind the figures of docs/results.md."""
