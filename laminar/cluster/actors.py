@@ -110,7 +110,7 @@ class RelayActor:
 
         loop = asyncio.get_running_loop()
 
-        def note_from_thread(happening: RelayHappening) -> None:
+        def note_from_thread(happening: "RelayHappening") -> None:
             loop.call_soon_threadsafe(self._note, happening)
 
         self._relay = Relay(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from laminar.control.messages import AnyCommand, MachineId, RetainVersions, SetChain, StartRelay, VersionComplete
+from laminar.control.messages import AnyCommand, MachineId, RetainVersions, SetChain, VersionComplete
 from laminar.control.state import ClusterState, Relay
 
 
@@ -31,15 +31,11 @@ def take_in_complete(state: ClusterState, event: VersionComplete, now: float) ->
         trainer.broadcast_s = now - trainer.handed_over_at_s
 
 
-def lose(state: ClusterState, machine: MachineId, cause: str, now: float) -> Iterator[AnyCommand]:
-    """Rebuild the chain without the relay and bring up another; its neighbours resume at the first missing chunk."""
-    if machine not in state.relays:
-        state.counters.num_late_messages += 1
-        return
+def leave(state: ClusterState, machine: MachineId, now: float) -> SetChain:
+    """Rebuild the chain without a lost relay; its neighbours resume at the first missing chunk."""
     state.relays[machine] = Relay(machine, heard_at_s=now)
     state.counters.num_relays_lost += 1
-    yield chain(state)
-    yield StartRelay(state.new_command(), machine, cause)
+    return chain(state)
 
 
 def retain(state: ClusterState) -> Iterator[AnyCommand]:

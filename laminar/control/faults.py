@@ -12,6 +12,7 @@ from laminar.control.messages import (
     EndRun,
     MachineId,
     ReplicaId,
+    StartRelay,
     StartReplica,
     StopReplica,
 )
@@ -61,11 +62,26 @@ def lose_replica(state: ClusterState, config: Config, id: ReplicaId, cause: str,
     for command in [c for c, p in state.pending.items() if p.replica == id]:
         del state.pending[command]
     yield StopReplica(state.new_command(), id, cause)
-    if state.counters.num_replacements < config.faults.num_replacements_max:
-        state.counters.num_replacements += 1
+    if _may_replace(state, config):
         yield start_replica(state, replica.machine, now)
     elif not state.replicas:
-        yield end(state, failed=True, cause=f"no replica is left: replica {id} {cause}, and {_limit(config)}")
+        yield end(state, failed=True, cause=f"no replica is left: replica {id}: {cause}, and {_limit(config)}")
+
+
+def lose_relay(state: ClusterState, config: Config, machine: MachineId, cause: str, now: float) -> Iterator[AnyCommand]:
+    """The chain goes on without it, and another comes up; where none may, its replicas keep the weights they have."""
+    if machine not in state.relays:
+        state.counters.num_late_messages += 1
+        return
+    yield broadcast.leave(state, machine, now)
+    if _may_replace(state, config):
+        yield StartRelay(state.new_command(), machine, cause)
+        return
+    del state.relays[machine]
+    if not state.relays:
+        yield end(
+            state, failed=True, cause=f"no relay is left: that of machine {machine}: {cause}, and {_limit(config)}"
+        )
 
 
 def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str, now: float) -> Iterator[AnyCommand]:
@@ -105,10 +121,10 @@ def _check_relays(state: ClusterState, config: Config, now: float) -> Iterator[A
         version, behind_since_s = state.trainer.version, max(state.trainer.handed_over_at_s, relay.started_at_s)
         is_behind = relay.started and version >= 0 and version not in relay.complete
         if now - relay.heard_at_s > limit_s:
-            yield from broadcast.lose(state, machine, f"reported nothing for {limit_s:g} s", now)
+            yield from lose_relay(state, config, machine, f"reported nothing for {limit_s:g} s", now)
         elif is_behind and now - behind_since_s > config.relay.publish_deadline_s:
             cause = f"did not complete version {version} within {config.relay.publish_deadline_s:g} s"
-            yield from broadcast.lose(state, machine, cause, now)
+            yield from lose_relay(state, config, machine, cause, now)
 
 
 def _restart_deadlines(state: ClusterState, now: float) -> None:
@@ -118,6 +134,14 @@ def _restart_deadlines(state: ClusterState, now: float) -> None:
         relay.heard_at_s = now
     for pending in state.pending.values():
         pending.sent_at_s = now
+
+
+def _may_replace(state: ClusterState, config: Config) -> bool:
+    """Whether one more process may be started for a lost one; counts it."""
+    if state.counters.num_replacements >= config.faults.num_replacements_max:
+        return False
+    state.counters.num_replacements += 1
+    return True
 
 
 def _limit(config: Config) -> str:

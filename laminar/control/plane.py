@@ -130,7 +130,7 @@ class ControlPlane:
                 if (relay := state.relays.get(event.machine)) and event.version in relay.complete:
                     relay.complete.remove(event.version)
             case RelayLost():
-                yield from broadcast.lose(state, event.machine, event.cause, now)
+                yield from faults.lose_relay(state, config, event.machine, event.cause, now)
             case CommandFailed():
                 yield from faults.fail_command(state, config, event.command, event.cause, now)
             case StopRequested():

@@ -69,6 +69,17 @@ def test_a_run_whose_replicas_cannot_be_replaced_any_more_ends_by_name():
     assert "faults.num_replacements_max=1" in world.outcome.cause
 
 
+def test_a_relay_that_cannot_be_replaced_any_more_ends_the_run_by_name():
+    config = make_config(num_machines=1, num_replacements_max=2)
+    world, control = FakeWorld(config, seed=0), make_plane(config)
+    for at_s in (2.0, 4.0, 6.0):
+        world.kill_relay(0, at_s)
+    world.run(control)
+    assert world.outcome is not None
+    assert world.outcome.failed
+    assert "no relay is left" in world.outcome.cause
+
+
 def test_a_version_that_no_relay_holds_any_more_restarts_its_trajectories_alone_and_marks_their_groups():
     num_restarted = num_groups_mixed = 0
     for seed in range(8):

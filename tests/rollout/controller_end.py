@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 WARM = ROOT / "examples" / "iterate" / "warm"
 ENVIRONMENTS = Path(__file__).parent / "turn_environments.py"
 TWO_TURN = ROOT / "tests" / "envs" / "two_turn.py"
-TEMPERATURE = 0.9
+TEMPERATURE = 1.3
 GROUP_SIZE = 4
 NUM_PROMPTS = 64
 
@@ -54,6 +54,7 @@ NUM_PROMPTS = 64
 def make_config(
     *,
     environment: str | None = None,
+    temperature: float = TEMPERATURE,
     response_tokens_max: int = 160,
     report_interval_s: float = 0.01,
     model_path: Path = WARM,
@@ -61,9 +62,11 @@ def make_config(
 ) -> Config:
     return Config(
         model=ModelConfig(path=model_path),
-        data=DataConfig(train_files=(Path("unused.parquet"),), response_tokens_max=response_tokens_max),
+        data=DataConfig(
+            train_files=(Path("unused.parquet"),), prompt_tokens_max=32, response_tokens_max=response_tokens_max
+        ),
         rollout=RolloutConfig(
-            temperature=TEMPERATURE, report_interval_s=report_interval_s, environment=environment, num_turns_max=4
+            temperature=temperature, report_interval_s=report_interval_s, environment=environment, num_turns_max=4
         ),
         engine=EmbeddedEngineConfig.model_validate({"num_slots": 16, "kv_capacity_tokens": 4096} | engine),
         seed=3,
@@ -116,9 +119,10 @@ class Controller:
         self.assignments |= {a.trajectory: a for a in again}
         return again
 
-    def num_tokens(self, trajectory: TrajectoryId) -> int:
+    def token_ids(self, trajectory: TrajectoryId) -> tuple[int, ...]:
+        """Its response so far."""
         (task,) = self.payload.scoring_tasks([self.assignments[trajectory]], evaluation=False)
-        return len(task.response_token_ids)
+        return task.response_token_ids
 
     def experiences(self, trajectories: Sequence[TrajectoryId]) -> list[Experience]:
         """What the trainer would get, all scored 1."""
@@ -199,10 +203,10 @@ class Replica:
     def _take_in(self, event: ReplicaReport | Released | Loaded | LoadFailed) -> None:
         """What an event speaks of is in the pool when it arrives: neither fewer tokens nor more."""
         for progress in event.progress if isinstance(event, ReplicaReport | Released) else ():
-            assert self.controller.num_tokens(progress.trajectory) == progress.num_tokens, progress
+            assert len(self.controller.token_ids(progress.trajectory)) == progress.num_tokens, progress
         if isinstance(event, ReplicaReport):
             for finished in event.finished:
-                assert self.controller.num_tokens(finished.trajectory) == finished.num_tokens, finished
+                assert len(self.controller.token_ids(finished.trajectory)) == finished.num_tokens, finished
                 assert finished.trajectory not in self.finished, "it finished twice"
             self.finished |= {f.trajectory: f for f in event.finished}
             self.failed |= {f.trajectory: f for f in event.failed}

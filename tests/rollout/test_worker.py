@@ -47,6 +47,8 @@ from tests.rollout.waiting import reach
 
 LOGPROB_ERROR_MAX = 1e-4
 PUBLISH_INTERVAL_S = 0.05
+PACED = {"accelerator": "h800-qwen2.5-32b-tp4", "time_scale": 2.0}
+"""A step takes at least 35 ms."""
 MakeController = Callable[..., Controller]
 
 
@@ -128,8 +130,8 @@ async def _serve(replica: Replica, end: TrainerEnd, *, batch_size: int, num_batc
     """Closed batches, each at the newest version that the relay holds when the last one has ended."""
     done: list[TrajectoryId] = []
     for _ in range(num_batches):
-        outcome = await replica.load(end.complete()[-1])
-        assert isinstance(outcome, Loaded), outcome
+        while not isinstance(outcome := await replica.load(end.complete()[-1]), Loaded):
+            assert outcome.serves_on, "newer versions may have pushed it out, nothing else"
         batch = replica.controller.dispatch(batch_size)
         replica.generate(batch)
         await replica.finish(batch)
@@ -279,8 +281,8 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> dict[TrajectoryId, list[int]]:
 
 
 async def test_the_ids_trained_on_are_the_ids_sampled(published, make_controller, sampled):
-    """Some of these would read back otherwise from their text, so text can have had no part in it."""
-    controller = make_controller()
+    """At this temperature the model writes what no tokenizer would, so text can have had no part in it."""
+    controller = make_controller(temperature=3.0)
     async with Replica(0, controller, published.lease) as replica:
         await replica.load(1)
         batch = controller.dispatch(24)
@@ -290,7 +292,7 @@ async def test_the_ids_trained_on_are_the_ids_sampled(published, make_controller
     assert {e.trajectory: e.response.token_ids for e in experiences} == sampled
     assert not any(0 in e.response.loss_mask for e in experiences)
     decode, encode = text_decoder(WARM, skip_special_tokens=False), text_encoder(WARM)
-    assert any(encode(decode(e.response.token_ids)) != e.response.token_ids for e in experiences)
+    assert sum(encode(decode(e.response.token_ids)) != e.response.token_ids for e in experiences) > 4
 
 
 @pytest.mark.parametrize(
@@ -318,7 +320,7 @@ async def test_two_turns_train_on_what_was_sampled_and_mask_what_was_observed(
             prompt = experience.trajectory // 4
             assert [response.token_ids[k] for k in observed] == encode(f"<output>{prompt}</output>")
             assert [response.logprobs[k] for k in observed] == [0.0] * len(observed)
-            assert [response.token_ids[observed[0] - 1]] == encode(turn_end)
+            assert response.token_ids[observed[0] - 1] in encode(f"{turn_end}<|im_end|>")
             assert observed == list(range(observed[0], observed[-1] + 1))
     assert num_turns_ended >= 4, "hardly any trajectory had a second turn"
 
@@ -329,49 +331,46 @@ async def test_a_move_in_mid_episode_gives_what_the_uninterrupted_run_gives(
 ):
     gates = [tmp_path / "open", tmp_path / "shut until moved"]
     gates[0].touch()
+    environment, slowly = f"{ENVIRONMENTS}:Gated", {"accelerator": PACED["accelerator"], "time_scale": 0.1}
     whole, moved = (
-        make_controller(environment=f"{ENVIRONMENTS}:Gated", extra_info={"gate": str(gate)}, num_slots=4)
-        for gate in gates
+        make_controller(environment=environment, extra_info={"gate": str(gate)}, num_slots=4, paced=paced)
+        for gate, paced in zip(gates, (None, slowly), strict=True)
     )
-    # One slot less than trajectories, so that one is still queued when it moves.
-    num_trajectories = 5 if moment == "queued" else 4
     async with Replica(0, whole, published.lease) as replica:
         await replica.load(1)
-        batch = whole.dispatch(num_trajectories)
+        batch = whole.dispatch(8)
         replica.generate(batch)
         await replica.finish(batch)
     async with Replica(0, moved, published.lease) as source, Replica(1, moved, published.lease) as target:
         await source.load(1)
         await target.load(1)
-        batch = moved.dispatch(num_trajectories)
+        batch = moved.dispatch(8)  # more than there are slots, so the last are queued at first
         if moment == "second turn":
             gates[1].touch()
         source.generate(batch)
-        await source.reach(f"the moment {moment!r}", lambda: _is_moment(moment, source))
+        await source.reach(f"the moment {moment!r}", lambda: _is_moment(moment, source, batch))
         released = await source.release(batch)
         gates[1].touch()
         _check_released(moment, released, source, batch)
-        target.generate(moved.moved(released.progress))
-        await target.finish(batch[-1:] if moment == "queued" else [])
-        await reach("all ended", lambda: len(source.finished) + len(target.finished) == num_trajectories)
+        target.generate(again := moved.moved(released.progress))
+        await target.finish(again)
     for one, other in zip(whole.experiences(ids_of(batch)), moved.experiences(ids_of(batch)), strict=True):
         assert other.response.token_ids == one.response.token_ids
         assert other.response.loss_mask == one.response.loss_mask
-        assert other.response.logprobs == pytest.approx(one.response.logprobs, abs=1e-5)
+        assert other.response.logprobs == pytest.approx(one.response.logprobs, abs=LOGPROB_ERROR_MAX)
         assert other.truncated == one.truncated
 
 
-def _is_moment(moment: str, source: Replica) -> bool:
-    reports = [e for e in source.events if isinstance(e, ReplicaReport)]
-    progress = {p.trajectory: p.num_tokens for e in reports for p in e.progress}
+def _is_moment(moment: str, source: Replica, batch: list[Assignment]) -> bool:
+    unfinished = [source.controller.token_ids(a.trajectory) for a in batch if a.trajectory not in source.finished]
     match moment:
-        case "queued" | "first turn":
-            return max(progress.values(), default=0) >= 3
         case "asked":
             return bool(_waiting(source))
+        case "second turn":
+            (output_end,) = text_encoder(WARM)("</output>")
+            return any(output_end in token_ids[:-4] for token_ids in unfinished)
         case _:
-            turns = [p.trajectory for e in reports for p in e.progress if p.waiting_for_tool]
-            return any(p.trajectory in turns and not p.waiting_for_tool for p in reports[-1].progress)
+            return max(map(len, unfinished)) >= 3
 
 
 def _check_released(moment: str, released: Released, source: Replica, batch: list[Assignment]) -> None:
@@ -406,17 +405,18 @@ async def test_the_moved_trajectory_s_environment_is_not_heard_any_more(publishe
     assert experience.response.loss_mask.count(0) == len(text_encoder(WARM)("<output>0</output>"))
 
 
-@pytest.mark.parametrize("num_steps", range(2, 7))
+@pytest.mark.parametrize("num_steps", range(3, 7))
 async def test_one_that_ends_as_it_is_released_is_reported_finished(published, make_controller, num_steps):
     """A paced engine holds a step's tokens back: the last one of a response may be sampled and not delivered yet."""
-    paced = {"accelerator": "h800-qwen2.5-32b-tp4", "time_scale": 2.0}
-    controller = make_controller(response_tokens_max=4, paced=paced, report_interval_s=0.001)
+    controller = make_controller(response_tokens_max=4, paced=PACED, report_interval_s=0.001)
     engine = EmbeddedEngine(controller.config.engine, WARM, stop_token_ids=())
     async with Replica(0, controller, published.lease, worker=_worker(controller, engine, published.lease)) as replica:
         await replica.load(0)
         batch = controller.dispatch(3)
-        replica.generate(batch)
-        await reach(f"step {num_steps} is computed", lambda: engine.stats().num_steps >= num_steps)
+        for num_steps_before, assignment in enumerate(batch):
+            await _computed(engine, num_steps_before)
+            replica.generate([assignment])
+        await _computed(engine, num_steps)
         released = await replica.release(batch)
         at_release = [p.num_tokens for p in released.progress]
         ended_before = replica.events.index(released)
@@ -426,6 +426,10 @@ async def test_one_that_ends_as_it_is_released_is_reported_finished(published, m
         # Nothing lives any more, so a load is possible at once, whatever the engine holds back.
         assert isinstance(await replica.load(1), Loaded)
         await _serves(replica, published, version=1)
+
+
+async def _computed(engine: EmbeddedEngine, num_steps: int) -> None:
+    await reach(f"step {num_steps} is computed", lambda: engine.stats().num_steps >= num_steps)
 
 
 def _worker(controller: Controller, engine: EmbeddedEngine, lease: Any) -> RolloutWorker:
@@ -449,11 +453,10 @@ def _worker(controller: Controller, engine: EmbeddedEngine, lease: Any) -> Rollo
 async def test_a_request_that_the_engine_refuses_fails_by_name_and_the_others_go_on(published, make_controller):
     controller = make_controller(response_tokens_max=90, kv_capacity_tokens=128)
     too_long = msgspec.structs.replace(make_prompts()[0], token_ids=tuple(range(10, 60)))
-    prompts = [too_long, *make_prompts()[1:]]
     async with Replica(0, controller, published.lease) as replica:
         await replica.load(0)
         tasks = controller.payload.tasks(batch := controller.dispatch(5), evaluation=False)
-        tasks[0] = msgspec.structs.replace(tasks[0], prompt=prompts[0])
+        tasks[0] = msgspec.structs.replace(tasks[0], prompt=too_long)
         replica.worker.generate(tasks, evaluation=False)
         await replica.finish(batch)
     assert list(replica.failed) == [batch[0].trajectory]
@@ -473,7 +476,7 @@ async def test_a_request_that_the_engine_refuses_fails_by_name_and_the_others_go
 async def test_an_environment_that_fails_fails_its_trajectory_by_name(
     published, make_controller, tmp_path, name, cause
 ):
-    model_path = _with_normalizer(tmp_path, {"type": "Strip", "strip_left": True, "strip_right": True})
+    model_path = _with_normalizer(tmp_path, {"type": "Replace", "pattern": {"String": " "}, "content": ""})
     controller = make_controller(environment=f"{ENVIRONMENTS}:{name}", model_path=model_path)
     async with Replica(0, controller, published.lease) as replica:
         await replica.load(0)
@@ -484,7 +487,7 @@ async def test_an_environment_that_fails_fails_its_trajectory_by_name(
 
 
 def _with_normalizer(folder: Path, normalizer: dict[str, Any]) -> Path:
-    """The tiny model with a tokenizer that strips white space."""
+    """The tiny model with a tokenizer that changes what it reads."""
     copied = Path(shutil.copytree(WARM, folder / "model"))
     tokenizer = json.loads((copied / "tokenizer.json").read_text())
     tokenizer["normalizer"] = normalizer
