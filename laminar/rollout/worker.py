@@ -82,7 +82,6 @@ class RolloutWorker:
         self._ended: list[Episode] = []
         self._outbox: list[WorkerReport] = []
         self._urgent = asyncio.Event()
-        self._delivered = asyncio.Event()
         self._reported_at_s = 0.0
         self._decoding: asyncio.Task[None] | None = None
 
@@ -103,7 +102,12 @@ class RolloutWorker:
     async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
         """Stop these; their last tokens, and where they stopped, leave in a Released."""
         held = [self._episodes[id] for id in trajectories if id in self._episodes]
-        await self._bring_to_rest(held)
+        for episode in held:
+            observing = self._observing.pop(episode.trajectory, None)
+            if observing is not None and not observing.cancel():
+                observing.result()
+        for delta in await self._engine.abort([e.trajectory for e in held if e.state is EpisodeState.DECODING]):
+            self._take(delta)
         self._outbox.append(self._report())
         # One that is decoding still has ended in a step whose deltas are on their way: it will be reported as finished.
         stopped = [e for e in held if e.state in (EpisodeState.INTERRUPTED, EpisodeState.TURN_ENDED)]
@@ -169,26 +173,8 @@ class RolloutWorker:
             while True:
                 for delta in await self._engine.next():
                     self._take(delta)
-                self._delivered.set()
         finally:
             self._urgent.set()
-            self._delivered.set()
-
-    async def _bring_to_rest(self, episodes: Sequence[Episode]) -> None:
-        """Until none of them decodes or asks its environment; those that have ended meanwhile are ended."""
-        assert self._decoding is not None, "start() comes first"
-        while True:
-            for episode in episodes:
-                observing = self._observing.pop(episode.trajectory, None)
-                if observing is not None and not observing.cancel():
-                    observing.result()
-            for delta in await self._engine.abort([e.trajectory for e in episodes if e.state is EpisodeState.DECODING]):
-                self._take(delta)
-            if self._decoding.done() or not any(e.state is EpisodeState.DECODING for e in episodes):
-                return
-            # The engine holds it no more and its last tokens are still to come from next(): a paced step is held back.
-            self._delivered.clear()
-            await self._delivered.wait()
 
     def _take(self, delta: Delta) -> None:
         episode = self._episodes[delta.request]

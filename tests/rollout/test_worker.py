@@ -406,7 +406,7 @@ async def test_the_moved_trajectory_s_environment_is_not_heard_any_more(publishe
 
 
 @pytest.mark.parametrize("num_steps", range(3, 7))
-async def test_one_that_ends_as_it_is_released_is_reported_finished(published, make_controller, num_steps):
+async def test_one_that_ends_as_it_is_released_stays_and_is_reported_finished(published, make_controller, num_steps):
     """A paced engine holds a step's tokens back: the last one of a response may be sampled and not delivered yet."""
     controller = make_controller(response_tokens_max=4, paced=PACED, report_interval_s=0.001)
     engine = EmbeddedEngine(controller.config.engine, WARM, stop_token_ids=())
@@ -418,14 +418,14 @@ async def test_one_that_ends_as_it_is_released_is_reported_finished(published, m
             replica.generate([assignment])
         await _computed(engine, num_steps)
         released = await replica.release(batch)
-        at_release = [p.num_tokens for p in released.progress]
-        ended_before = replica.events.index(released)
-        reported = [f for e in replica.events[:ended_before] if isinstance(e, ReplicaReport) for f in e.finished]
-        assert len(reported) + len(at_release) == 3
-        assert all(num_tokens < 4 for num_tokens in at_release), "one that is whole was released as if it were not"
+        assert all(progress.num_tokens < 4 for progress in released.progress), "a whole one is to be moved"
+        stopped = {progress.trajectory for progress in released.progress}
+        assert len(stopped) == 6 - num_steps, "the first ends in step 4, each other in the one after"
+        await replica.finish([a for a in batch if a.trajectory not in stopped])
         # Nothing lives any more, so a load is possible at once, whatever the engine holds back.
         assert isinstance(await replica.load(1), Loaded)
         await _serves(replica, published, version=1)
+    assert not replica.failed
 
 
 async def _computed(engine: EmbeddedEngine, num_steps: int) -> None:
@@ -471,6 +471,7 @@ async def test_a_request_that_the_engine_refuses_fails_by_name_and_the_others_go
     [
         ("Raises", "environment: Raises.observe raised ZeroDivisionError: the tool is broken"),
         ("Blank", "environment: trajectory 0, attempt 0, turn 1: an observation without tokens"),
+        ("HalfCharacter", "environment: '7\\ud800' is not valid Unicode, so it has no tokens"),
     ],
 )
 async def test_an_environment_that_fails_fails_its_trajectory_by_name(

@@ -38,3 +38,8 @@ class Blank(FirstLine):
 class Raises(FirstLine):
     def observe(self, turn: Turn) -> str | None:
         raise ZeroDivisionError("the tool is broken")
+
+
+class HalfCharacter(FirstLine):
+    def observe(self, turn: Turn) -> str | None:
+        return "7\ud800"
