@@ -58,12 +58,14 @@ class TrajectoryLevelSchedule(Section):
     """Each replica takes the newest weights when its own batch ends (Laminar)."""
 
     kind: Literal["trajectory_level"] = "trajectory_level"
+    """Nobody waits: a replica whose batch has ended goes on with the newest weights."""
 
 
 class SynchronousSchedule(Section):
     """All replicas generate the step's batch, all stop, all load (verl)."""
 
     kind: Literal["synchronous"] = "synchronous"
+    """Everybody waits: generation, training and loading take turns."""
 
 
 ScheduleConfig = Annotated[TrajectoryLevelSchedule | SynchronousSchedule, Field(discriminator="kind")]
@@ -84,6 +86,7 @@ class EmbeddedEngineConfig(Section):
     """Laminar's own continuous-batching engine on CPU, one thread a replica."""
 
     kind: Literal["embedded"] = "embedded"
+    """Which engine decodes; this one is in the replica's own process."""
     num_slots: Count = 64
     """Trajectories that may decode at once."""
     kv_capacity_tokens: Count = 65536

@@ -167,6 +167,8 @@ async def _start_loop_stop(cluster: Cluster, control: ControlPlane, log: EventLo
         cluster.start()
         ended = await loop(cluster, control, log, observer)
         print(f"the run has {'failed' if ended.failed else 'ended'}: {ended.cause}")
+        if ended.failed:
+            print(f"--resume goes on with it from step {control.state.trainer.saved_step}")
         return 1 if ended.failed else 0
     except ValueError as error:
         # In here it is our mistake, and must not pass for the user's.

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,22 +18,20 @@ class FolderLock:
     """
 
     def __init__(self, run_dir: Path, *, resume: bool, fresh: bool) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        if resume and not _holds_a_run(run_dir):
+            raise ValueError(f"{run_dir} holds no run to resume; leave out --resume, or name its folder with run_dir=…")
         self._file = _lock(run_dir)
-        holds_a_run = (run_dir / "events").exists()
-        if holds_a_run and fresh:
-            self._file.close()
-            moved = _move_aside(run_dir)
-            print(f"The run that was in {run_dir} is now in {moved}.")
-            run_dir.mkdir()
-            self._file = _lock(run_dir)
-        elif holds_a_run and not resume:
+        if not _holds_a_run(run_dir) or resume:
+            return
+        self._file.close()
+        if not fresh:
             raise ValueError(
                 f"{run_dir} holds a run already: --resume goes on with it, --fresh moves it aside and starts anew, "
                 "run_dir=… writes elsewhere"
             )
-        elif resume and not holds_a_run:
-            raise ValueError(f"{run_dir} holds no run to resume; leave out --resume, or name its folder with run_dir=…")
+        moved = _move_aside(run_dir)
+        print(f"The run that was in {run_dir} is now in {moved}.")
+        self._file = _lock(run_dir)
 
     def __enter__(self) -> Self:
         return self
@@ -43,8 +42,18 @@ class FolderLock:
         self._file.close()
 
 
-def _lock(run_dir: Path):  # noqa: ANN202
-    file = (run_dir / LOCK_FILE).open("a+")
+def _holds_a_run(run_dir: Path) -> bool:
+    return (run_dir / "events").exists()
+
+
+def _lock(run_dir: Path) -> TextIOWrapper:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = (run_dir / LOCK_FILE).open("a+")
+    except OSError as error:
+        raise ValueError(
+            f"run_dir={run_dir} cannot be written to ({error.strerror}); name another folder with run_dir=…"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -53,12 +53,10 @@ class Payload:
         if not isinstance(report.event, ReplicaReport):
             return
         taken_in = [delta for delta in report.tokens if self._partial.apply(delta)]
-        if taken_in or report.event.finished:
-            self._journal.append(taken_in, report.event.finished)
-        for finished in report.event.finished:
-            held = self._finished.get(finished.trajectory)
-            if held is None or held.attempt <= finished.attempt:
-                self._finished[finished.trajectory] = finished
+        finished = [mark for mark in report.event.finished if self._is_current(mark)]
+        if taken_in or finished:
+            self._journal.append(taken_in, finished)
+        self._finished |= {mark.trajectory: mark for mark in finished}
 
     def tasks(self, assignments: Sequence[Assignment], *, evaluation: bool) -> list[Task]:
         """What a replica needs to start or go on: exactly the tokens that control counts."""
@@ -107,6 +105,10 @@ class Payload:
 
     def close(self) -> None:
         self._journal.close()
+
+    def _is_current(self, mark: Finished) -> bool:
+        """Whether it is of no older an attempt than the tokens, and of a trajectory that is not forgotten."""
+        return mark.trajectory in self._partial and mark.attempt >= self._partial.attempt(mark.trajectory)
 
     def _add_experience(self, id: TrajectoryId, group: GroupId, score: float) -> None:
         response = self._partial.response(id)

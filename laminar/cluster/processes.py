@@ -16,10 +16,14 @@ import psutil
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A pid alone may have been given to another process since; with its start time it is unmistakable."""
+    """A pid alone may have been given to another process since; with its start time it is unmistakable.
+
+    started_ticks: since the machine's start, as the kernel counts. In seconds of the day it would change with the
+    clock, and a running process would seem to be another one.
+    """
 
     pid: int
-    started_s: float
+    started_ticks: int
 
 
 class Registered(msgspec.Struct):
@@ -98,12 +102,20 @@ def end_leftovers(registered: Registered) -> int:
 
 
 def _process(pid: int) -> Process:
-    return Process(pid, psutil.Process(pid).create_time())
+    """Raises psutil.NoSuchProcess; one that has ended and was not reaped yet counts as gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise psutil.NoSuchProcess(pid) from error
+    # After the program's name, which is in parentheses and may hold anything: state, parent, …, start time (22nd).
+    fields = stat.rpartition(")")[2].split()
+    if fields[0] in ("Z", "X"):
+        raise psutil.NoSuchProcess(pid)
+    return Process(pid, int(fields[19]))
 
 
 def _is_alive(process: Process) -> bool:
     try:
-        found = psutil.Process(process.pid)
-        return found.create_time() == process.started_s and found.status() != psutil.STATUS_ZOMBIE
+        return _process(process.pid) == process
     except psutil.NoSuchProcess:
         return False

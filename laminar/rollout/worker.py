@@ -179,6 +179,8 @@ class RolloutWorker:
     def _take(self, delta: Delta) -> None:
         episode = self._episodes[delta.request]
         episode.take(delta)
+        if episode.state is EpisodeState.FAILED:
+            episode.fail(f"engine: {delta.cause}")
         if delta.stop_reason is not None:
             self._go_on(episode)
 

@@ -11,10 +11,7 @@ import pytest
 from laminar.control.messages import Finished, Score
 from laminar.data.journal import Journal, JournalCorrupt, JournalInUse
 from laminar.data.records import TokenDelta
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import journal_writer
+from tests.data import journal_writer
 
 START_S = 30.0
 

@@ -38,10 +38,18 @@ def test_two_small_runs_at_once_train_report_and_replay(tmp_path: Path):
     assert survivors(processes) == []
 
 
-def test_a_killed_replica_costs_the_run_nothing_that_was_finished(tmp_path: Path):
-    run = Run(tmp_path / "run", "trainer.num_steps=6", "engine.paced.time_scale=0.5", "engine.kv_capacity_tokens=2048")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+def test_a_lost_replica_costs_the_run_nothing_that_was_finished(tmp_path: Path, number: signal.Signals):
+    run = Run(
+        tmp_path / "run",
+        "trainer.num_steps=6",
+        "faults.report_deadline_s=3",
+        "engine.paced.time_scale=0.5",
+        "engine.kv_capacity_tokens=2048",
+    )
     run.wait_for("a step", lambda: len(run.events("MiniBatchTrained")) >= 2)
-    os.kill(actor_process(run, "RolloutActor").pid, signal.SIGKILL)
+    processes = run.processes()
+    os.kill(actor_process(run, "RolloutActor").pid, number)
     output = run.wait()
     assert run.status == 0, output
     summary = run.summary()
@@ -51,6 +59,7 @@ def test_a_killed_replica_costs_the_run_nothing_that_was_finished(tmp_path: Path
     assert summary["num_trajectories_lost"] == 0
     assert len(run.events("ReplicaStarted")) == 3, "the replacement came up"
     assert replay(run.run_dir).difference is None
+    assert survivors(processes) == []
 
 
 def test_a_killed_driver_leaves_nothing_and_its_run_resumes(tmp_path: Path):

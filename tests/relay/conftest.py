@@ -4,9 +4,9 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from relay_machines import TOKEN, LocalRelay, RelayProcess
 
 from laminar.config import RelayConfig
+from tests.relay.relay_machines import TOKEN, LocalRelay, RelayProcess
 
 
 @pytest.fixture

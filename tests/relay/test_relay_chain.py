@@ -7,7 +7,13 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from relay_machines import (
+
+from laminar.config import RelayConfig
+from laminar.relay.chunks import version_checksum
+from laminar.relay.happenings import NextLost
+from laminar.relay.lease import lease
+from laminar.relay.links import LinkError, LinkRefused
+from tests.relay.relay_machines import (
     CHUNK_BYTES,
     TOKEN,
     GatedSource,
@@ -20,12 +26,6 @@ from relay_machines import (
     send_version,
     wait_until,
 )
-
-from laminar.config import RelayConfig
-from laminar.relay.chunks import version_checksum
-from laminar.relay.happenings import NextLost
-from laminar.relay.lease import lease
-from laminar.relay.links import LinkError, LinkRefused
 
 NUM_BYTES = 40 * CHUNK_BYTES + 8  # The last chunk is a short one.
 StartMachine = Callable[..., RelayProcess]

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from relay_machines import CHUNK_BYTES, DEADLINE_S, ROOT, TOKEN, LocalRelay, send_version, wait_until
 
 from laminar.config import RelayConfig
 from laminar.control.messages import VersionEvicted
 from laminar.relay.happenings import LeaseExpired
 from laminar.relay.lease import RelayUnreachable, VersionGone, lease
+from tests.relay.relay_machines import CHUNK_BYTES, DEADLINE_S, ROOT, TOKEN, LocalRelay, send_version, wait_until
 
 NUM_BYTES = 4 * CHUNK_BYTES
 StartRelay = Callable[..., LocalRelay]

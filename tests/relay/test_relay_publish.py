@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from relay_machines import DEADLINE_S, ROOT, TOKEN, LocalRelay, wait_until
 
 from laminar.config import RelayConfig
 from laminar.relay.chunks import CHUNK_BYTES_MAX
@@ -19,6 +18,7 @@ from laminar.relay.happenings import MasterLost, SenderLost, SendRefused, SendSu
 from laminar.relay.lease import lease
 from laminar.relay.manifest import Probe
 from laminar.relay.publish import Publisher, PublishTimeout
+from tests.relay.relay_machines import DEADLINE_S, ROOT, TOKEN, LocalRelay, wait_until
 
 PROBE = Probe((1, 2, 3), (-0.5, -0.25), 1e-4)
 StartRelay = Callable[..., LocalRelay]

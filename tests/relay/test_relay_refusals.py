@@ -8,7 +8,16 @@ from unittest.mock import ANY
 
 import msgspec
 import pytest
-from relay_machines import (
+
+from laminar.config import RelayConfig
+from laminar.relay.chunks import CHUNK_BYTES_MAX
+from laminar.relay.handshake import Credentials, dial
+from laminar.relay.happenings import PeerRefused, UpstreamLost
+from laminar.relay.lease import RelayUnreachable, lease, socket_name
+from laminar.relay.links import HEADER, LENGTH_MAX, MAGIC, Kind, Link, LinkError, LinkRefused
+from laminar.relay.relay import Relay
+from laminar.relay.stream import Hello
+from tests.relay.relay_machines import (
     CHUNK_BYTES,
     TOKEN,
     GatedSource,
@@ -20,16 +29,7 @@ from relay_machines import (
     send_version,
     wait_until,
 )
-from wire_tap import WireTap
-
-from laminar.config import RelayConfig
-from laminar.relay.chunks import CHUNK_BYTES_MAX
-from laminar.relay.handshake import Credentials, dial
-from laminar.relay.happenings import PeerRefused, UpstreamLost
-from laminar.relay.lease import RelayUnreachable, lease, socket_name
-from laminar.relay.links import HEADER, LENGTH_MAX, MAGIC, Kind, Link, LinkError, LinkRefused
-from laminar.relay.relay import Relay
-from laminar.relay.stream import Hello
+from tests.relay.wire_tap import WireTap
 
 NUM_BYTES = 20 * CHUNK_BYTES + 8
 StartRelay = Callable[..., LocalRelay]

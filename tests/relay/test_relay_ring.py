@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from relay_machines import manifest_of
 
 from laminar.relay.chunks import (
     CHUNK_BYTES_DEFAULT_MAX,
@@ -18,6 +17,7 @@ from laminar.relay.chunks import (
     version_checksum,
 )
 from laminar.relay.ring import Ring, StoredVersion
+from tests.relay.relay_machines import manifest_of
 
 OPERATIONS = st.lists(
     st.one_of(

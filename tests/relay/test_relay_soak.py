@@ -9,11 +9,11 @@ from pathlib import Path
 
 import psutil
 import torch
-from relay_machines import DEADLINE_S, ROOT, TOKEN, RelayProcess, wait_until
 
 from laminar.config import RelayConfig
 from laminar.relay.manifest import Probe
 from laminar.relay.publish import Publisher
+from tests.relay.relay_machines import DEADLINE_S, ROOT, TOKEN, RelayProcess, wait_until
 
 NUM_PUBLISHES = 100
 NUM_WORDS = 1 << 20

@@ -39,6 +39,8 @@ from laminar.data.prompt_pool import PromptPool
 from laminar.data.records import Experience, Prompt
 from laminar.data.tokens import text_encoder
 from laminar.rollout.build import build_worker
+from laminar.rollout.engines.engine import Engine
+from laminar.rollout.episode import EpisodeRules
 from laminar.rollout.worker import Lease, RolloutWorker
 from tests.rollout.waiting import reach
 
@@ -125,9 +127,11 @@ class Controller:
         return task.response_token_ids
 
     def experiences(self, trajectories: Sequence[TrajectoryId]) -> list[Experience]:
-        """What the trainer would get, all scored 1."""
+        """What the trainer would get; every second trajectory is scored 1, the others 0."""
         assignments = [self.assignments[id] for id in trajectories]
-        scored = Scored(self.new_command(), tuple(Score(a.trajectory, a.attempt, 1.0) for a in assignments))
+        scored = Scored(
+            self.new_command(), tuple(Score(a.trajectory, a.attempt, float(a.trajectory % 2)) for a in assignments)
+        )
         self.payload.store_scores(ScoreTrajectories(scored.command, tuple(assignments)), scored)
         groups = tuple(a.group for a in assignments)
         return self.payload.experiences(TrainMiniBatch(self.new_command(), 1, 0, tuple(trajectories), groups))
@@ -180,6 +184,14 @@ class Replica:
             f"trajectories {ids} ended", lambda: all(id in self.finished or id in self.failed for id in ids)
         )
 
+    def waiting(self) -> set[TrajectoryId]:
+        """Those whose last report says that they wait for the environment."""
+        last: dict[TrajectoryId, bool] = {}
+        for event in self.events:
+            for progress in event.progress if isinstance(event, ReplicaReport) else ():
+                last[progress.trajectory] = progress.waiting_for_tool
+        return {id for id, waiting in last.items() if waiting}
+
     async def reach(self, what: str, reached: Any) -> None:
         """Until it is so; a worker that dies meanwhile raises what it died of."""
         await reach(what, lambda: self.listening.done() or reached())
@@ -210,3 +222,23 @@ class Replica:
                 assert finished.trajectory not in self.finished, "it finished twice"
             self.finished |= {f.trajectory: f for f in event.finished}
             self.failed |= {f.trajectory: f for f in event.failed}
+
+
+def worker_around(engine: Engine, controller: Controller, lease: Lease) -> RolloutWorker:
+    """A single-turn worker whose engine the test keeps in its hands."""
+    rules = EpisodeRules(
+        response_tokens_max=controller.config.data.response_tokens_max, stop_token_ids=(), temperature=TEMPERATURE
+    )
+    return RolloutWorker(
+        ReplicaId(0),
+        MachineId(0),
+        engine,
+        lease,
+        rules=rules,
+        evaluation_rules=rules,
+        report_interval_s=controller.config.rollout.report_interval_s,
+    )
+
+
+def ids_of(assignments: Sequence[Assignment]) -> list[TrajectoryId]:
+    return [a.trajectory for a in assignments]

@@ -11,16 +11,19 @@ import torch
 
 from laminar.config import Config
 from laminar.control.messages import VersionComplete
+from laminar.data.records import Experience
 from laminar.relay.happenings import RelayHappening
 from laminar.relay.lease import lease
 from laminar.relay.manifest import LeasedVersion, Probe
 from laminar.relay.publish import Publisher
 from laminar.relay.relay import Relay
 from laminar.train.trainer import Trainer
+from tests.rollout.controller_end import Replica, ids_of
 from tests.rollout.waiting import wait_until
 
 TOKEN = b"the token of this test's run"
 LEASE_DEADLINE_S = 2.0
+LOGPROB_ERROR_MAX = 1e-4
 NOISE = 0.02
 """Perturbation of each published version, in standard deviations of the tensor: log-probs move by some 0.1 nat."""
 
@@ -28,6 +31,7 @@ NOISE = 0.02
 class TrainerEnd:
     def __init__(self, config: Config) -> None:
         self._run_id = f"test-{uuid.uuid4().hex[:12]}"
+        self._temperature = config.rollout.temperature
         self._trainer = Trainer(config)
         self._weights: dict[int, dict[str, torch.Tensor]] = {}
         self._happenings: list[RelayHappening] = []
@@ -56,6 +60,11 @@ class TrainerEnd:
         """Of the newest version."""
         return self._trainer.probe()
 
+    def train(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """The first mini-batch of the first step on the newest version's weights."""
+        self._trainer.version = len(self._weights) - 1
+        return self._trainer.train_mini_batch(1, 0, experiences)
+
     def complete(self) -> list[int]:
         return [happening.version for happening in list(self._happenings) if isinstance(happening, VersionComplete)]
 
@@ -63,15 +72,24 @@ class TrainerEnd:
         return lease(self._run_id, 0, TOKEN, version, LEASE_DEADLINE_S)
 
     @torch.no_grad()
-    def logprobs(
-        self, version: int, prompt: Sequence[int], response: Sequence[int], temperature: float
-    ) -> torch.Tensor:
-        """What transformers finds for the response's tokens under that version's weights: [len(response)]."""
-        model = self._trainer.model
-        token_ids = torch.tensor([[*prompt, *response]])
-        logits = torch.func.functional_call(model, self._weights[version], (), {"input_ids": token_ids}).logits[0]
-        distribution = (logits[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-        return distribution.gather(1, torch.tensor(response)[:, None])[:, 0]
+    def replay_error(self, experience: Experience) -> float:
+        """Largest difference between its log-probs and those by transformers under the version that it claims."""
+        prompt, response = experience.prompt_token_ids, experience.response
+        inputs = {"input_ids": torch.tensor([[*prompt, *response.token_ids]])}
+        weights = self._weights[experience.version]
+        logits = torch.func.functional_call(self._trainer.model, weights, (), inputs).logits[0, len(prompt) - 1 : -1]
+        distribution = (logits / self._temperature).log_softmax(-1)
+        expected = distribution.gather(1, torch.tensor(response.token_ids)[:, None])[:, 0]
+        sampled = torch.tensor(response.loss_mask, dtype=torch.bool)
+        return (expected - torch.tensor(response.logprobs))[sampled].abs().max().item()
+
+    async def check_serves(self, replica: Replica, version: int) -> None:
+        """What it samples now is of this version."""
+        replica.generate(batch := replica.controller.dispatch(2))
+        await replica.finish(batch)
+        for experience in replica.controller.experiences(ids_of(batch)):
+            assert experience.version == version
+            assert self.replay_error(experience) < LOGPROB_ERROR_MAX
 
     def close(self) -> None:
         self._publisher.close()
