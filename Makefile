@@ -27,7 +27,7 @@ bench: $(VENV)/dev  ## the engine beside Hugging Face generate, and the control 
 seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 	$(BIN)/python -m scripts.seeds
 
-compare: $(VENV)/core  ## trajectory_level against synchronous, repack on against off, three seeds each
+compare: $(VENV)/dev  ## trajectory_level against synchronous, repack on against off, three seeds each
 	$(BIN)/python -m scripts.compare
 
 docs: $(VENV)/dev  ## the generated pages of docs/

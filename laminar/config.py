@@ -277,6 +277,11 @@ class Config(Section):
             )
         if self.evaluation.interval_steps and not self.data.val_files:
             raise ValueError("evaluation.interval_steps is set but data.val_files is empty; name a file or unset it")
+        if self.relay.port and self.cluster.address == "local" and self.cluster.num_machines > 1:
+            raise ValueError(
+                f"relay.port={self.relay.port} cannot serve cluster.num_machines={self.cluster.num_machines} emulated "
+                "machines, which share this one's ports; leave it at 0"
+            )
         longest = self.data.prompt_tokens_max + self.data.response_tokens_max
         if longest > self.engine.kv_capacity_tokens:
             raise ValueError(

@@ -7,7 +7,7 @@ from laminar.config import Config
 
 def dry_run(config: Config) -> int:
     """Load data, model description and user code as a run would. Raises ValueError for what is wrong."""
-    from laminar.run import check_user_code, load_data
+    from laminar.run import check_model, check_user_code, load_data
 
     prompts, heldout = load_data(config)
     check_model(config)
@@ -18,10 +18,3 @@ def dry_run(config: Config) -> int:
     print(f"# {config.batch.num_prompts_per_step} prompts x {config.batch.group_size} trajectories")
     print("# everything is in order; nothing was started")
     return 0
-
-
-def check_model(config: Config) -> None:
-    """That the engine can serve the model, as far as its config.json tells."""
-    from laminar.rollout.engines.architecture import read_architecture
-
-    read_architecture(config.model.path)

@@ -53,6 +53,7 @@ class Start(msgspec.Struct, frozen=True):
 def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
     """Train, and return the exit status. Raises ValueError for what the user can set right."""
     prompts, heldout = load_data(config)
+    check_model(config)
     check_user_code(config)
     with FolderLock(config.run_dir, resume=resume, fresh=fresh):
         end_dead_runs()
@@ -109,6 +110,13 @@ def load_data(config: Config) -> tuple[PromptPool, PromptPool]:
     return load(data.train_files), load(data.val_files) if data.val_files else PromptPool(())
 
 
+def check_model(config: Config) -> None:
+    """That the engine can serve the model, as far as its config.json tells."""
+    from laminar.rollout.engines.architecture import read_architecture
+
+    read_architecture(config.model.path)
+
+
 def check_user_code(config: Config) -> None:
     """Load the user's reward function and environment here once, so that a mistake shows before anything starts."""
     from laminar.envs.env import load_environment
@@ -155,7 +163,11 @@ def _run(config: Config, payload: Payload, start: Start) -> int:
             restore_from=start.checkpoint.folder if start.checkpoint is not None else None,
             start_s=start.now,
         )
-        return asyncio.run(_start_loop_stop(cluster, control, log, observer))
+        try:
+            return asyncio.run(_start_loop_stop(cluster, control, log, observer))
+        except asyncio.CancelledError:
+            print("stopped at once; --resume goes on from the last checkpoint and what the journal holds")
+            return 130
     raise AssertionError("unreachable: the stack swallows nothing")
 
 

@@ -1,4 +1,4 @@
-"""Draws what replicas and trainer did in two runs, one above the other: docs/images/timeline.svg, the README's picture."""
+"""Draws what replicas and trainer did in two runs, one above the other: docs/images/timeline.svg."""
 
 import argparse
 from pathlib import Path

@@ -155,23 +155,28 @@ class TrainerActor:
     """The trainer's one rank and its publisher. `set_master` runs beside training (concurrency group "links")."""
 
     def __init__(self, config: Config, secrets: RunSecrets, restore_from: Path | None) -> None:
+        self._config = config
+        self._secrets = secrets
+        self._restore_from = restore_from
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def start(self) -> int:
+        """Returns the step whose weights it holds."""
         import torch
 
         from laminar.relay.publish import Publisher
         from laminar.train.trainer import Trainer
 
         torch.set_num_threads(1)
-        self._config = config
-        self._trainer = Trainer(config)
-        if restore_from is not None:
-            self._trainer.restore(restore_from)
-        self._publisher = Publisher(secrets.run_id, secrets.token, config.relay)
+        self._trainer = Trainer(self._config)
+        if self._restore_from is not None:
+            self._trainer.restore(self._restore_from)
+        self._publisher = Publisher(self._secrets.run_id, self._secrets.token, self._config.relay)
         # Fixes the layout and pre-faults the memory, so that the first hand-over costs a copy like the others.
         self._publisher.prepare(self._trainer.weights(), dtype=torch.float32)
-
-    def start(self) -> tuple[int, int]:
-        """Returns its pid and the step whose weights it holds."""
-        return os.getpid(), self._trainer.num_steps_done
+        return self._trainer.num_steps_done
 
     @ray.method(concurrency_group="links")
     def set_master(self, address: tuple[str, int] | None, epoch: int, num_relays: int) -> None:

@@ -83,6 +83,7 @@ class Cluster:
         self._rewards: list[Member] = []
         self._rewards_ready = asyncio.Event()
         self._trainer: Member | None = None
+        self._trainer_is_up = False
         self._num_score_calls = 0
         self._chain: m.SetChain | None = None
         self._retained: tuple[int, ...] = ()
@@ -213,10 +214,12 @@ class Cluster:
         member.listening = self._spawn(self._listen_to_relay(id, member))
 
     async def _listen_to_relay(self, id: m.MachineId, member: Member) -> None:
+        started = False
         try:
             await self._register(member)
             member.address = await member.actor.start.remote()
             await member.actor.retain.remote(self._retained)
+            started = True
             self._emit(m.RelayStarted(id))
             while True:
                 events, happenings = await member.actor.reports.remote()
@@ -226,7 +229,8 @@ class Cluster:
                 for event in events:
                     self._emit(event)
         except RayError as error:
-            self._emit(m.RelayLost(id, _cause(error)))
+            lost = m.RelayLost if started else m.RelayFailedToStart
+            self._emit(lost(id, _cause(error)))
 
     def _link_chain(self) -> None:
         """Tell each relay of the chain its next one, and the trainer its master."""
@@ -235,7 +239,7 @@ class Cluster:
         for position, relay in enumerate(relays, start=1):
             address = relays[position].address if position < len(relays) else None
             self._spawn(_quietly(relay.actor.set_next.remote(address, self._chain.id)))
-        if self._trainer is not None:
+        if self._trainer is not None and self._trainer_is_up:
             master = relays[0].address if relays else None
             self._spawn(_quietly(self._trainer.actor.set_master.remote(master, self._chain.id, len(relays))))
 
@@ -247,16 +251,18 @@ class Cluster:
             self._config, self._secrets, self._restore_from
         )
         self._trainer = Member(actor, machine)
-        if self._chain is not None:
-            self._link_chain()
         try:
-            self._trainer.pid, step = await actor.start.remote()
-            # The last to come up, and by then Ray's agents, which nobody announces, are there too.
-            self._registry.add_descendants()
+            await self._register(self._trainer)
+            step = await actor.start.remote()
         except RayError as error:
             self._emit(m.TrainerLost(_cause(error)))
-        else:
-            self._emit(m.TrainerStarted(step))
+            return
+        # The last to come up, and by then Ray's agents, which nobody announces, are there too.
+        self._registry.add_descendants()
+        self._trainer_is_up = True
+        if self._chain is not None:
+            self._link_chain()
+        self._emit(m.TrainerStarted(step))
 
     async def _train(self, command: m.TrainMiniBatch) -> None:
         experiences = self._payload.experiences(command)
@@ -330,8 +336,10 @@ class Cluster:
             self._emit(m.Tick())
 
     async def _register(self, member: Member) -> None:
+        """Note its pid; the registry is about this machine, where the same number may mean something else."""
         member.pid = await member.actor.pid.remote()
-        self._registry.add(member.pid)
+        if member.machine.is_local:
+            self._registry.add(member.pid)
 
     async def _report_failure(self, call: Awaitable[Any], event: Callable[[str], m.AnyEvent]) -> None:
         try:

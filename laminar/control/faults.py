@@ -11,6 +11,8 @@ from laminar.control.messages import (
     CommandId,
     EndRun,
     MachineId,
+    RelayFailedToStart,
+    ReplicaFailedToStart,
     ReplicaId,
     StartRelay,
     StartReplica,
@@ -66,6 +68,19 @@ def lose_replica(state: ClusterState, config: Config, id: ReplicaId, cause: str,
         yield start_replica(state, replica.machine, now)
     elif not state.replicas:
         yield end(state, failed=True, cause=f"no replica is left: replica {id}: {cause}, and {_limit(config)}")
+
+
+def fail_start(
+    state: ClusterState, config: Config, event: ReplicaFailedToStart | RelayFailedToStart, now: float
+) -> Iterator[AnyCommand]:
+    """Before anything worked, the same would fail again: the run ends by name. Later it is a loss like any other."""
+    if state.counters.num_loads == 0:
+        kind = f"replica {event.replica}" if isinstance(event, ReplicaFailedToStart) else "a relay"
+        yield end(state, failed=True, cause=f"{kind} did not start: {event.cause}")
+    elif isinstance(event, ReplicaFailedToStart):
+        yield from lose_replica(state, config, event.replica, event.cause, now)
+    else:
+        yield from lose_relay(state, config, event.machine, event.cause, now)
 
 
 def lose_relay(state: ClusterState, config: Config, machine: MachineId, cause: str, now: float) -> Iterator[AnyCommand]:

@@ -189,6 +189,11 @@ class RelayStarted(Event, frozen=True):
     machine: MachineId
 
 
+class RelayFailedToStart(Event, frozen=True):
+    machine: MachineId
+    cause: str
+
+
 class RelayReport(Event, frozen=True):
     """A relay's heartbeat: the version it is receiving (or none) and how much of it has come."""
 
@@ -245,6 +250,7 @@ AnyEvent = (
     | TrainerLost
     | RewardFailedToStart
     | RelayStarted
+    | RelayFailedToStart
     | RelayReport
     | VersionComplete
     | VersionEvicted

@@ -24,6 +24,7 @@ from laminar.control.messages import (
     LoadFailed,
     MiniBatchTrained,
     Progress,
+    RelayFailedToStart,
     RelayLost,
     RelayReport,
     RelayStarted,
@@ -99,8 +100,10 @@ class ControlPlane:
                 self._take_in_loaded(event, now)
             case LoadFailed():
                 yield from self._take_in_failed_load(event, now)
-            case ReplicaLost() | ReplicaFailedToStart():
+            case ReplicaLost():
                 yield from faults.lose_replica(state, config, event.replica, event.cause, now)
+            case ReplicaFailedToStart():
+                yield from faults.fail_start(state, config, event, now)
             case Scored():
                 yield from scoring.take_in(state, config, event, now)
             case TrainerStarted():
@@ -129,6 +132,8 @@ class ControlPlane:
             case VersionEvicted():
                 if (relay := state.relays.get(event.machine)) and event.version in relay.complete:
                     relay.complete.remove(event.version)
+            case RelayFailedToStart():
+                yield from faults.fail_start(state, config, event, now)
             case RelayLost():
                 yield from faults.lose_relay(state, config, event.machine, event.cause, now)
             case CommandFailed():

@@ -17,6 +17,7 @@ from laminar.control.messages import (
     LoadFailed,
     Released,
     ReplicaReport,
+    Scored,
     StartRelay,
     StopReplica,
     StopRequested,
@@ -202,6 +203,9 @@ class History:
                 self._note(
                     now, state, "load failed", f"version {event.version} on replica {event.replica}: {event.cause}"
                 )
+            case ReplicaReport() | Scored():
+                for failure in event.failed:
+                    self._note(now, state, "trajectory failed", failure.cause)
             case TrainerLost():
                 self._note(now, state, "trainer lost", event.cause)
             case StopRequested():

@@ -3,10 +3,12 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -85,11 +87,13 @@ def read_stop_token_ids(model_path: Path) -> tuple[int, ...]:
     return ()
 
 
-def inverse_frequencies(architecture: Architecture) -> torch.Tensor:
+def inverse_frequencies(architecture: Architecture) -> "torch.Tensor":
     """Radians a position for each pair of a head's components: [head_dim / 2], float32.
 
     Computed in the same order of float32 operations as transformers, whose log-probs ours must equal.
     """
+    import torch  # heavy, and whoever only checks a model does not need it
+
     rope, head_dim = architecture.rope, architecture.head_dim
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
     match rope.kind:
@@ -101,7 +105,7 @@ def inverse_frequencies(architecture: Architecture) -> torch.Tensor:
             return plain
 
 
-def _stretch_low_frequencies(plain: torch.Tensor, rope: Rope) -> torch.Tensor:
+def _stretch_low_frequencies(plain: "torch.Tensor", rope: Rope) -> "torch.Tensor":
     """Llama 3.1's scaling: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
     wavelengths = 2 * math.pi / plain
     context = rope.original_max_position_embeddings
