@@ -60,7 +60,7 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
         (config.run_dir / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n")
         payload = Payload(config.run_dir / JOURNAL_FILE, prompts, heldout, config.seed)
         try:
-            start = _start(config.run_dir, len(prompts), len(heldout), resume=resume)
+            start = _start(config, len(prompts), len(heldout), resume=resume)
             if resume:
                 payload.restore(start.state)
             return _run(config, payload, start)
@@ -205,15 +205,31 @@ class _Interrupt:
             self._cluster.stop(f"stopped by {name}")
 
 
-def _start(run_dir: Path, num_prompts: int, num_evaluation_prompts: int, *, resume: bool) -> Start:
+FIXED_BY_START = ("model", "data", "batch", "seed")
+"""Settings that the state of a run depends on: with others, a resumed run would mix two."""
+
+
+def _check_same(recorded: Config, config: Config) -> None:
+    before, now = (c.model_dump(exclude={"data": {"num_epochs"}}) for c in (recorded, config))
+    for name in FIXED_BY_START:
+        if before[name] != now[name]:
+            raise ValueError(
+                f"{config.run_dir} was begun with {name}={before[name]} and is now to go on with {now[name]}: "
+                "a run keeps these settings; resume with them, or start another with run_dir=…"
+            )
+
+
+def _start(config: Config, num_prompts: int, num_evaluation_prompts: int, *, resume: bool) -> Start:
     if not resume:
         return Start(ClusterState(), 0.0, None, False, num_prompts, num_evaluation_prompts)
-    restored = restore(run_dir)
+    restored = restore(config.run_dir)
+    run_dir = config.run_dir
     if restored.num_prompts != num_prompts:
         raise ValueError(
             f"{run_dir} was run on {restored.num_prompts} prompts and data.train_files now gives {num_prompts}: "
             "resume with the same files and the same data.* settings"
         )
+    _check_same(restored.config, config)
     checkpoint = newest_complete(run_dir / "checkpoints")
     recover(restored.state, step=checkpoint.step if checkpoint is not None else 0)
     return Start(restored.state, restored.now, checkpoint, True, num_prompts, num_evaluation_prompts)

@@ -27,10 +27,12 @@ from laminar.cluster.processes import ProcessRegistry
 from laminar.cluster.ray_session import Machine, RaySession
 from laminar.config import Config
 from laminar.control import messages as m
+from laminar.relay.happenings import VersionSent
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+SENDER_CHECK_S = 1.0
 CLOSE_DEADLINE_S = 15.0
 """For processes to end by themselves when the run ends; then they are killed."""
 
@@ -120,12 +122,12 @@ class Cluster:
         members = [*self._replicas.values(), *self._relays.values(), *self._rewards]
         if self._trainer is not None:
             members.append(self._trainer)
-        closing = [asyncio.ensure_future(_quietly(member.actor.close.remote())) for member in members]
+        closing = [asyncio.ensure_future(_leaves(member.actor.close.remote())) for member in members]
         if not closing:
             return
         await asyncio.wait(closing, timeout=CLOSE_DEADLINE_S)
         for member, call in zip(members, closing, strict=True):
-            if not call.done():
+            if not call.done() or not call.result():
                 self._end_process(member)
 
     # ------------------------------------------------------------------------------------------------ commands
@@ -246,7 +248,8 @@ class Cluster:
     # ------------------------------------------------------------------------------------------------- trainer
 
     async def _start_trainer(self) -> None:
-        machine = self._session.machines[0]
+        # Beside the driver, whose folder holds the checkpoints.
+        machine = next((m for m in self._session.machines if m.is_local), self._session.machines[0])
         actor = self._session.place(TrainerActor, machine, concurrency_groups={"links": 1}).remote(
             self._config, self._secrets, self._restore_from
         )
@@ -263,6 +266,16 @@ class Cluster:
         if self._chain is not None:
             self._link_chain()
         self._emit(m.TrainerStarted(step))
+        self._spawn(self._listen_to_sender(actor))
+
+    async def _listen_to_sender(self, trainer: Any) -> None:
+        """What becomes of versions handed over: control sees it when they are complete, the log says it by name."""
+        with suppress(RayError):
+            while True:
+                await asyncio.sleep(SENDER_CHECK_S)
+                for happening in await trainer.sender_events.remote():
+                    if not isinstance(happening, VersionSent):
+                        log.warning("the trainer's sender: %s", happening)
 
     async def _train(self, command: m.TrainMiniBatch) -> None:
         experiences = self._payload.experiences(command)
@@ -297,12 +310,20 @@ class Cluster:
 
     async def _start_reward(self, machine: Machine) -> None:
         member = Member(self._session.place(RewardActor, machine).remote(self._config), machine)
+        deadline_s = self._config.faults.start_deadline_s
         try:
-            await self._register(member)
-            await member.actor.start.remote()
-        except RayError as error:
+            async with asyncio.timeout(deadline_s):
+                await self._register(member)
+                await member.actor.start.remote()
+        except RayTaskError as error:
             # A reward function that cannot be loaded fails for everybody, so the run ends by its name.
             self._emit(m.RewardFailedToStart(_cause(error)))
+        except (RayError, TimeoutError) as error:
+            cause = _cause(error) if isinstance(error, RayError) else f"it was not ready after {deadline_s:g} s"
+            if not self._rewards:
+                self._emit(m.RewardFailedToStart(f"the reward worker of machine {machine.id}: {cause}"))
+            else:
+                log.warning("machine %d goes on without a reward worker: %s", machine.id, cause)
         else:
             self._rewards.append(member)
             self._rewards_ready.set()
@@ -311,7 +332,8 @@ class Cluster:
         tasks = self._payload.scoring_tasks(command.trajectories, evaluation=command.evaluation)
         self._num_score_calls += 1
         # Until the first worker is up; the control plane's deadline for scores bounds this.
-        await self._rewards_ready.wait()
+        while not self._rewards:
+            await self._rewards_ready.wait()
         member = self._rewards[self._num_score_calls % len(self._rewards)]
         try:
             event, extras = await member.actor.score.remote(command.id, tasks)
@@ -375,6 +397,17 @@ async def _quietly(call: Awaitable[Any]) -> None:
     """For calls whose failure shows elsewhere: the process is gone, and whoever listens to it says so."""
     with suppress(RayError):
         await call
+
+
+async def _leaves(close: Awaitable[Any]) -> bool:
+    """Whether the process went when it was asked to; one that was still starting has nothing to close yet."""
+    try:
+        await close
+    except RayTaskError:
+        return False
+    except RayError:
+        return True
+    return False
 
 
 def _cause(error: RayError) -> str:

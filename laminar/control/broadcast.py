@@ -13,7 +13,8 @@ def chain(state: ClusterState) -> SetChain:
 
 
 def take_in_start(state: ClusterState, machine: MachineId, now: float) -> Iterator[AnyCommand]:
-    state.relays[machine] = Relay(machine, heard_at_s=now, started=True, started_at_s=now)
+    state.relays[machine] = Relay(machine, heard_at_s=now, started=True)
+    note_progress(state, now)
     yield chain(state)
     yield RetainVersions(state.new_command(), state.retained)
 
@@ -25,10 +26,22 @@ def take_in_complete(state: ClusterState, event: VersionComplete, now: float) ->
         return
     if event.version not in relay.complete:
         relay.complete = sorted([*relay.complete, event.version])
+    relay.behind_since_s = None
+    note_progress(state, now)
+
+
+def note_progress(state: ClusterState, now: float) -> None:
+    """After a hand-over or an arrival: which relays lack the newest version from now on, and has it come everywhere?"""
     trainer = state.trainer
-    everywhere = all(event.version in r.complete for r in state.relays.values() if r.started)
-    if event.version == trainer.version and everywhere:
-        trainer.broadcast_s = now - trainer.handed_over_at_s
+    relays = [relay for relay in state.relays.values() if relay.started]
+    for relay in relays:
+        if trainer.version < 0 or trainer.version in relay.complete:
+            relay.behind_since_s = None
+        elif relay.behind_since_s is None:
+            relay.behind_since_s = now
+    if relays and all(relay.behind_since_s is None for relay in relays) and not trainer.is_everywhere:
+        trainer.is_everywhere = trainer.version >= 0
+        trainer.broadcast_s = max(0.0, now - trainer.handed_over_at_s)
 
 
 def leave(state: ClusterState, machine: MachineId, now: float) -> SetChain:

@@ -20,6 +20,9 @@ from laminar.control.messages import (
 )
 from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase, TrajectoryState
 
+NUM_FAILED_SAVES_MAX = 3
+"""Checkpoints that may fail one after the other before the run ends: a full disk does not empty itself."""
+
 
 def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
     """At every tick. If the controller itself stalled, nobody else is to blame: all deadlines start again."""
@@ -31,10 +34,14 @@ def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator
         return
     for replica in tuple(state.replicas.values()):
         limit_s = config.faults.report_deadline_s if replica.started else config.faults.start_deadline_s
-        if now - replica.heard_at_s > limit_s:
+        # One that loads may be too busy to report; the load has a deadline of its own.
+        if replica.loading is None and now - replica.heard_at_s > limit_s:
             doing = "reported nothing" if replica.started else "did not start"
             yield from lose_replica(state, config, replica.id, f"{doing} for {limit_s:g} s", now)
     yield from _check_relays(state, config, now)
+    if state.trainer.phase is TrainerPhase.STARTING and now - state.started_at_s > config.faults.start_deadline_s:
+        yield end(state, failed=True, cause=f"the trainer did not start for {config.faults.start_deadline_s:g} s")
+        return
     for id, pending in tuple(state.pending.items()):
         if id in state.pending and now - pending.sent_at_s > pending.deadline_s:
             cause = f"no outcome of {pending.awaited} within {pending.deadline_s:g} s"
@@ -74,7 +81,7 @@ def fail_start(
     state: ClusterState, config: Config, event: ReplicaFailedToStart | RelayFailedToStart, now: float
 ) -> Iterator[AnyCommand]:
     """Before anything worked, the same would fail again: the run ends by name. Later it is a loss like any other."""
-    if state.counters.num_loads == 0:
+    if all(replica.version is None for replica in state.replicas.values()):
         kind = f"replica {event.replica}" if isinstance(event, ReplicaFailedToStart) else "a relay"
         yield end(state, failed=True, cause=f"{kind} did not start: {event.cause}")
     elif isinstance(event, ReplicaFailedToStart):
@@ -117,8 +124,9 @@ def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str,
             # The previous checkpoint is intact, and what was trained since stays in the buffer's memory.
             state.counters.num_checkpoints_failed += 1
             state.trainer.phase = TrainerPhase.WAITING
-            if state.stopping is not None:
-                yield end(state, failed=True, cause=f"the last checkpoint failed: {cause}")
+            state.trainer.num_failed_saves += 1
+            if state.stopping is not None or state.trainer.num_failed_saves > NUM_FAILED_SAVES_MAX:
+                yield end(state, failed=True, cause=f"the checkpoint of step {state.trainer.step} failed: {cause}")
         case Awaited.MINI_BATCH | Awaited.HAND_OVER:
             yield end(state, failed=True, cause=f"the trainer failed: {cause}")
         case _:
@@ -133,13 +141,17 @@ def end(state: ClusterState, *, failed: bool, cause: str) -> EndRun:
 def _check_relays(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
     for machine, relay in tuple(state.relays.items()):
         limit_s = config.faults.report_deadline_s if relay.started else config.faults.start_deadline_s
-        version, behind_since_s = state.trainer.version, max(state.trainer.handed_over_at_s, relay.started_at_s)
-        is_behind = relay.started and version >= 0 and version not in relay.complete
         if now - relay.heard_at_s > limit_s:
             yield from lose_relay(state, config, machine, f"reported nothing for {limit_s:g} s", now)
-        elif is_behind and now - behind_since_s > config.relay.publish_deadline_s:
-            cause = f"did not complete version {version} within {config.relay.publish_deadline_s:g} s"
-            yield from lose_relay(state, config, machine, cause, now)
+    limit_s = config.relay.publish_deadline_s
+    for machine in sorted(state.relays):
+        behind_since_s = state.relays[machine].behind_since_s
+        if behind_since_s is not None and now - behind_since_s > limit_s:
+            # Those further down the chain may only be waiting for this one: they get the same time again.
+            for relay in state.relays.values():
+                relay.behind_since_s = None if relay.behind_since_s is None else now
+            yield from lose_relay(state, config, machine, f"no version became complete for {limit_s:g} s", now)
+            return
 
 
 def _restart_deadlines(state: ClusterState, now: float) -> None:
@@ -147,6 +159,7 @@ def _restart_deadlines(state: ClusterState, now: float) -> None:
         replica.heard_at_s = now
     for relay in state.relays.values():
         relay.heard_at_s = now
+        relay.behind_since_s = None if relay.behind_since_s is None else now
     for pending in state.pending.values():
         pending.sent_at_s = now
 

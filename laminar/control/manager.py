@@ -36,35 +36,52 @@ class Manager:
     # ------------------------------------------------------------------------------------- homeless trajectories
 
     def _house(self, state: ClusterState) -> Iterator[AnyCommand]:
-        """Resume each on the least loaded replica of its own version; restart those whose version is gone."""
+        """Resume each on the least loaded replica of its own version; restart those whose version is gone.
+
+        Those that start again at the newest version are spread: no replica takes more than its share of them.
+        """
         chosen: dict[ReplicaId, list[Trajectory]] = {}
-        for id in tuple(state.homeless):
-            trajectory = state.trajectories[id]
-            if trajectory.version is not None and not self._version_survives(state, trajectory.version):
-                if trajectory.evaluation:
-                    yield from groups.drop(state, self._config, trajectory, "version_gone")
-                    continue
-                groups.restart(state, trajectory)
-            home = self._home_for(state, trajectory)
-            if home is not None:
-                settle(state, trajectory, home)
-                chosen.setdefault(home.id, []).append(trajectory)
+        for (version, is_evaluation), ids in _by_version(state).items():
+            if version is not None and not self._version_survives(state, version):
+                yield from self._give_up_version(state, ids)
+                continue
+            homes = self._homes_for(state, version, evaluation=is_evaluation)
+            num_held_max = self._num_restarted_max(state) if version is None else None
+            for id in ids:
+                home = min(homes, key=lambda r: (len(r.trajectories), r.id), default=None)
+                if home is None or (num_held_max is not None and len(home.trajectories) >= num_held_max):
+                    break
+                settle(state, state.trajectories[id], home)
+                chosen.setdefault(home.id, []).append(state.trajectories[id])
         for home_id, trajectories in chosen.items():
             yield resume(state, state.replicas[home_id], trajectories)
 
-    def _home_for(self, state: ClusterState, trajectory: Trajectory) -> Replica | None:
-        """The least loaded replica that serves its version; for one that starts again, the newest version."""
-        fits = [
+    def _give_up_version(self, state: ClusterState, ids: list[TrajectoryId]) -> Iterator[AnyCommand]:
+        """No relay and no replica holds it any more: a held-out measurement of it ends, the others start again."""
+        for trajectory in [state.trajectories[id] for id in ids]:
+            if trajectory.evaluation:
+                yield from groups.drop(state, self._config, trajectory, "version_gone")
+            else:
+                groups.restart(state, trajectory)
+
+    def _homes_for(self, state: ClusterState, version: int | None, *, evaluation: bool) -> list[Replica]:
+        """Replicas that serve this version (none: the newest one) and may take more."""
+        wanted = state.trainer.version if version is None else version
+        return [
             r
             for r in state.replicas.values()
             if r.started
             and r.loading is None
             and r.releasing is None
-            and r.version is not None
-            and (r.evaluating == trajectory.evaluation or r.empty)
-            and r.version == (state.trainer.version if trajectory.version is None else trajectory.version)
+            and r.version == wanted
+            and (r.evaluating == evaluation or r.empty)
         ]
-        return min(fits, key=lambda r: (len(r.trajectories), r.id), default=None)
+
+    def _num_restarted_max(self, state: ClusterState) -> int:
+        """Trajectories that a replica may hold and still take restarted ones: a batch, or an equal share of all."""
+        batch = self._config.rollout.num_groups_per_replica_max * self._config.batch.group_size
+        num_replicas = sum(not r.evaluating for r in state.replicas.values())
+        return min(batch, -(-len(state.homeless) // max(1, num_replicas)) + self._config.batch.group_size)
 
     def _version_survives(self, state: ClusterState, version: int) -> bool:
         on_relay = any(version in relay.complete for relay in state.relays.values())
@@ -91,14 +108,16 @@ class Manager:
                 yield self._load(state, replica, version, now)
 
     def _version_awaited_here(self, state: ClusterState, replica: Replica) -> int | None:
-        """The version of the oldest homeless trajectory that this replica could load, unless one is loading it."""
+        """The version of the oldest homeless trajectory that this replica could load, unless one is loading it.
+
+        The newest one, for those that start again, any number of replicas may load.
+        """
         available = state.versions_complete(replica.machine)
-        for id in state.homeless:
-            version = state.trajectories[id].version
-            if version is None:
-                version = state.trainer.version
-            if version != replica.version and version in available and not self._is_loading(state, version):
-                return version
+        for version, _ in _by_version(state):
+            wanted = state.trainer.version if version is None else version
+            is_free = version is None or not self._is_loading(state, wanted)
+            if wanted != replica.version and wanted in available and is_free:
+                return wanted
         return None
 
     def _may_evaluate(self, state: ClusterState, replica: Replica, version: int) -> bool:
@@ -155,6 +174,15 @@ class Manager:
             )[1]
         ]
         return Generate(state.new_command(), replica.id, replica.version, tuple(assignments))
+
+
+def _by_version(state: ClusterState) -> dict[tuple[int | None, bool], list[TrajectoryId]]:
+    """Homeless trajectories by version and whether they are held-out ones, oldest first."""
+    found: dict[tuple[int | None, bool], list[TrajectoryId]] = {}
+    for id in state.homeless:
+        trajectory = state.trajectories[id]
+        found.setdefault((trajectory.version, trajectory.evaluation), []).append(id)
+    return found
 
 
 def settle(state: ClusterState, trajectory: Trajectory, home: Replica) -> None:

@@ -114,6 +114,7 @@ class ControlPlane:
             case HandedOver():
                 if self._was_pending(event.command):
                     yield from training.take_in_hand_over(state, config, event, now)
+                    broadcast.note_progress(state, now)
                     evaluation.request(state, config)
                     yield from self._repack(now)
             case CheckpointSaved():
@@ -147,6 +148,7 @@ class ControlPlane:
 
     def _start(self, event: RunStarted, now: float) -> Iterator[AnyCommand]:
         """Bring up the replicas, spread evenly over the machines; relays and trainer come up by themselves."""
+        self.state.started_at_s = now
         for machine in event.machines:
             self.state.relays[machine] = Relay(machine, heard_at_s=now)
         for index in range(self.config.rollout.num_replicas):
@@ -295,8 +297,18 @@ class ControlPlane:
             return (faults.end(state, failed=True, cause=state.stopping),)
         evaluation.request_last(state, self.config)
         if all(e.ended for e in state.evaluations):
-            return (faults.end(state, failed=False, cause="every step is done" if not no_data_left else "end of data"),)
+            return (self._end_of_work(),)
         return ()
+
+    def _end_of_work(self) -> AnyCommand:
+        """The end that was wanted, unless nothing came of it: data that was all dropped trains nobody."""
+        state, dropped = self.state, self.state.ledger.dropped
+        if state.counters.num_groups_trained == 0 and any(cause != "equal_rewards" for cause in dropped):
+            commonest = max(dropped, key=lambda cause: dropped[cause])
+            cause = f"nothing was trained: {sum(dropped.values())} trajectories were dropped, most for {commonest}"
+            return faults.end(state, failed=True, cause=cause)
+        done = training.steps_done(state, self.config)
+        return faults.end(state, failed=False, cause="every step is done" if done else "end of data")
 
 
 def _state_of(progress: Progress) -> TrajectoryState:

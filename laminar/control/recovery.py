@@ -6,7 +6,7 @@ version that they came from.
 """
 
 from laminar.control import groups, staleness
-from laminar.control.state import UNFINISHED, ClusterState, Trainer, TrajectoryState
+from laminar.control.state import UNFINISHED, Awaited, ClusterState, Trainer, TrajectoryState
 
 
 def recover(state: ClusterState, *, step: int) -> None:
@@ -19,11 +19,14 @@ def recover(state: ClusterState, *, step: int) -> None:
         if trajectory.state in UNFINISHED:
             groups.restart(state, trajectory)
             state.homeless[trajectory.id] = None
+    # A version that was ordered may have reached a relay, so its number is used up.
+    is_ordered = any(p.awaited is Awaited.HAND_OVER for p in state.pending.values())
+    version = state.trainer.version + is_ordered
     state.replicas.clear()
     state.relays.clear()
     state.pending.clear()
     state.retained = ()
-    state.trainer = Trainer(step=step, version=state.trainer.version, saved_step=step)
+    state.trainer = Trainer(step=step, version=version, saved_step=step)
     state.counters.num_replacements = 0
     state.stopping = None
     state.ended = False

@@ -13,10 +13,13 @@ START_UP_S = 60.0
 
 def ask(state: ClusterState, config: Config, finished: Sequence[Trajectory], now: float) -> Iterator[AnyCommand]:
     """One command for the training ones and one for the held-out ones among them."""
+    num_queued = sum(len(p.trajectories) for p in state.pending.values() if p.awaited is Awaited.SCORES)
     for evaluation in (False, True):
         chosen = [t for t in finished if t.evaluation == evaluation]
         if chosen:
-            num_rounds = -(-len(chosen) // config.reward.num_workers)
+            # Whatever was asked for before comes first.
+            num_queued += len(chosen)
+            num_rounds = -(-num_queued // config.reward.num_workers)
             id = state.expect(
                 Awaited.SCORES,
                 now,

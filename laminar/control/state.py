@@ -140,7 +140,8 @@ class Relay(msgspec.Struct):
     machine: MachineId
     heard_at_s: float
     started: bool = False
-    started_at_s: float = 0.0
+    behind_since_s: float | None = None
+    """Since when it lacks the newest version without another having come; none while it has it."""
     complete: list[int] = []
     """Versions that the machine's replicas can load, ascending."""
     incoming_version: int | None = None
@@ -169,8 +170,12 @@ class Trainer(msgspec.Struct):
     published_at_s: float = 0.0
     """When the newest version was ordered; it is on its way from then on."""
     handed_over_at_s: float = 0.0
+    is_everywhere: bool = False
+    """Whether every relay has the newest version."""
     broadcast_s: float = 0.0
     """How long the last version took from hand-over to the last machine."""
+    num_failed_saves: int = 0
+    """Since the newest complete checkpoint."""
     saved_step: int = 0
     """Newest step that a complete checkpoint covers."""
 
@@ -276,6 +281,8 @@ class ClusterState(msgspec.Struct):
     staleness_at_finish: dict[int, int] = {}
     staleness_at_train: dict[int, int] = {}
     trained_by_version: dict[int, int] = {}
+    started_at_s: float = 0.0
+    """When this start of the run began."""
     ticked_at_s: float | None = None
     checked_at_s: float = 0.0
     stopping: str | None = None
@@ -302,9 +309,13 @@ class ClusterState(msgspec.Struct):
         return id
 
     def versions_complete(self, machine: MachineId) -> list[int]:
-        """What the machine's relay can serve, ascending."""
+        """What the machine's relay can serve, ascending.
+
+        A version may be complete before its hand-over is known here (two replies, on two ways); until then it is not
+        offered.
+        """
         relay = self.relays.get(machine)
-        return relay.complete if relay is not None else []
+        return [v for v in relay.complete if v <= self.trainer.version] if relay is not None else []
 
     def counts(self, *, evaluation: bool) -> dict[str, int]:
         """Live trajectories by state."""

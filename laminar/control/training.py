@@ -47,6 +47,7 @@ def take_in_hand_over(state: ClusterState, config: Config, event: HandedOver, no
     trainer = state.trainer
     trainer.version = event.version
     trainer.handed_over_at_s = now
+    trainer.is_everywhere = False
     trainer.phase = TrainerPhase.WAITING
     if trainer.step > trainer.saved_step and trainer.step % config.checkpoint.interval_steps == 0:
         yield save(state, config, now)
@@ -55,6 +56,7 @@ def take_in_hand_over(state: ClusterState, config: Config, event: HandedOver, no
 def take_in_checkpoint(state: ClusterState, event: CheckpointSaved) -> Iterator[AnyCommand]:
     state.trainer.phase = TrainerPhase.WAITING
     state.trainer.saved_step = event.step
+    state.trainer.num_failed_saves = 0
     yield from groups.forget_trained(state)
 
 

@@ -272,7 +272,8 @@ class History:
         """They may end out of order, so each is looked at until it has ended."""
         known = {record.version for record in self.evaluations}
         for evaluation in state.evaluations:
-            if evaluation.ended and evaluation.version not in known:
+            # One whose responses were all dropped measured nothing.
+            if evaluation.ended and evaluation.num_scored and evaluation.version not in known:
                 self.evaluations.append(
                     EvaluationRecord(
                         evaluation.step,

@@ -100,6 +100,7 @@ class Restored(msgspec.Struct, frozen=True):
     state: ClusterState
     now: float
     num_prompts: int
+    config: Config
 
 
 def restore(run_dir: Path) -> Restored:
@@ -111,7 +112,7 @@ def restore(run_dir: Path) -> Restored:
     plane = plane_of(segment.header)
     for record in segment.records:
         plane.handle(record.event, record.now)
-    return Restored(plane.state, last_event_at_s(run_dir), segment.header.num_prompts)
+    return Restored(plane.state, last_event_at_s(run_dir), segment.header.num_prompts, plane.config)
 
 
 def plane_of(header: LogHeader) -> ControlPlane:

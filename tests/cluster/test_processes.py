@@ -17,7 +17,7 @@ from laminar.cluster import processes
 from laminar.cluster.processes import Process, ProcessRegistry, Registered, end_dead_runs, registry_folder
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 @pytest.fixture(autouse=True)

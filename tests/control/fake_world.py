@@ -96,6 +96,9 @@ class FakeWorld:
         self.kv_capacity_tokens = 1600
         self.tokens_per_report = 20
         self.train_s = 0.25
+        self.hand_over_s = 0.02
+        self.stuck_relays: list[int] = []
+        """Machines whose relay reports and never completes a version."""
         self.score: Callable[[int], float] = lambda trajectory: float(trajectory % 3 == 0)
         self.repeat_share = 0.0
         self.late_share = 0.0
@@ -175,6 +178,7 @@ class FakeWorld:
             case m.StopReplica():
                 self.replicas.pop(command.replica, None)
             case m.StartRelay():
+                self.stuck_relays = [machine for machine in self.stuck_relays if machine != command.machine]
                 self._start_relay(command.machine, 0.5)
             case m.Load():
                 self._at(0.05, lambda: self._load(command))
@@ -189,7 +193,7 @@ class FakeWorld:
                 self.send(self.train_s, m.MiniBatchTrained(command.id, command.step, command.index))
             case m.Publish():
                 self._trainer_step = command.step
-                self.send(0.02, m.HandedOver(command.id, command.version, 0.01))
+                self.send(self.hand_over_s, m.HandedOver(command.id, command.version, 0.01))
                 for i, machine in enumerate(list(self.relays)):
                     self._at(0.05 * (i + 1), lambda machine=machine: self._arrive(machine, command.version))
             case m.SaveCheckpoint():
@@ -292,7 +296,7 @@ class FakeWorld:
         self._at(delay_s, come_up)
 
     def _arrive(self, machine: m.MachineId, version: int) -> Iterator[m.AnyEvent]:
-        if machine in self.relays and version not in self.relays[machine]:
+        if machine in self.relays and version not in self.relays[machine] and machine not in self.stuck_relays:
             self.relays[machine].append(version)
             yield m.VersionComplete(machine, version)
             if len(self.relays[machine]) > self.config.relay.num_versions_kept:

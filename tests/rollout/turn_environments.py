@@ -5,7 +5,7 @@ from pathlib import Path
 
 from laminar.envs.env import Turn
 
-GATE_DEADLINE_S = 20.0
+GATE_DEADLINE_S = 60.0
 
 
 class FirstLine:

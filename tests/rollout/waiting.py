@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def wait_until(what: str, reached: Callable[[], object]) -> None:
