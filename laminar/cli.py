@@ -20,6 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"laminar {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped before anything was started", file=sys.stderr)
+        return 130
     except BrokenPipeError:
         # Whoever read our output has seen enough (`laminar config | head`); Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,7 +14,7 @@ FunctionPath = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")]
 class Section(BaseModel):
     """A group of settings: immutable, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -156,7 +156,7 @@ class TrainerConfig(Section):
     """AdamW's, constant after the warm-up."""
     num_warmup_updates: Annotated[int, Field(ge=0)] = 0
     """Optimizer updates over which the learning rate rises from zero."""
-    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """AdamW's decay rates."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """AdamW's, decoupled."""
@@ -282,10 +282,18 @@ class Config(Section):
                 f"relay.port={self.relay.port} cannot serve cluster.num_machines={self.cluster.num_machines} emulated "
                 "machines, which share this one's ports; leave it at 0"
             )
+        if self.rollout.report_interval_s > self.faults.report_deadline_s / 2:
+            raise ValueError(
+                f"rollout.report_interval_s={self.rollout.report_interval_s:g} leaves no room in "
+                f"faults.report_deadline_s={self.faults.report_deadline_s:g}: every replica would be taken for lost; "
+                "set the deadline to twice the interval or more"
+            )
         longest = self.data.prompt_tokens_max + self.data.response_tokens_max
-        if longest > self.engine.kv_capacity_tokens:
+        num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens
+        if longest > num_blocks * self.engine.block_tokens:
             raise ValueError(
                 f"one trajectory may need data.prompt_tokens_max + data.response_tokens_max = {longest} KV tokens, "
-                f"more than engine.kv_capacity_tokens={self.engine.kv_capacity_tokens}; raise the latter"
+                f"more than engine.kv_capacity_tokens={self.engine.kv_capacity_tokens} holds in whole blocks of "
+                f"engine.block_tokens={self.engine.block_tokens}; raise the capacity"
             )
         return self

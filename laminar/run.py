@@ -3,9 +3,11 @@
 import asyncio
 import secrets
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import Protocol
 
 import msgspec
@@ -30,6 +32,8 @@ from laminar.observe.replay import restore
 from laminar.train.checkpoint import Checkpoint, newest_complete
 
 JOURNAL_FILE = "journal.sqlite"
+ONE_SIGNAL_S = 1.0
+"""Signals closer together are one request."""
 CONFIG_FILE = "config.json"
 """The resolved configuration, beside everything else that the run writes."""
 
@@ -52,18 +56,20 @@ class Start(msgspec.Struct, frozen=True):
 
 def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
     """Train, and return the exit status. Raises ValueError for what the user can set right."""
+    stop = StopBeforeLoop()
     prompts, heldout = load_data(config)
     check_model(config)
     check_user_code(config)
+    stop.check()
     with FolderLock(config.run_dir, resume=resume, fresh=fresh):
         end_dead_runs()
-        (config.run_dir / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n")
         payload = Payload(config.run_dir / JOURNAL_FILE, prompts, heldout, config.seed)
         try:
             start = _start(config, len(prompts), len(heldout), resume=resume)
             if resume:
                 payload.restore(start.state)
-            return _run(config, payload, start)
+            (config.run_dir / CONFIG_FILE).write_text(config.model_dump_json(indent=2) + "\n")
+            return _run(config, payload, start, stop)
         finally:
             payload.close()
 
@@ -127,7 +133,7 @@ def check_user_code(config: Config) -> None:
         load_environment(config.rollout.environment)
 
 
-def _run(config: Config, payload: Payload, start: Start) -> int:
+def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop") -> int:
     run_secrets = RunSecrets(secrets.token_hex(6), secrets.token_bytes(32))
     control = ControlPlane(
         config, num_prompts=start.num_prompts, num_evaluation_prompts=start.num_evaluation_prompts, state=start.state
@@ -137,6 +143,7 @@ def _run(config: Config, payload: Payload, start: Start) -> int:
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
+        stop.check()
         registry.add_descendants()
         if session.folder is not None:
             registry.set_ray_folder(session.folder)
@@ -189,20 +196,41 @@ async def _start_loop_stop(cluster: Cluster, control: ControlPlane, log: EventLo
         await cluster.close()
 
 
+class StopBeforeLoop:
+    """Until the loop takes signals itself, notes them: Python's own KeyboardInterrupt can get lost in an import."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt here, where it is safe, if somebody asked."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+
+
 class _Interrupt:
-    """The first Ctrl-C ends the run at the end of its step, with a checkpoint; the second at once."""
+    """The first Ctrl-C ends the run at the end of its step, with a checkpoint; a second at once.
+
+    A supervisor that signals a process and its group sends two in a moment: they are one.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._main = asyncio.current_task()
-        self._asked = False
+        self._asked_at_s: float | None = None
 
     def __call__(self, name: str) -> None:
-        if self._asked and self._main is not None:
-            self._main.cancel()
-        else:
-            self._asked = True
+        now = time.monotonic()
+        if self._asked_at_s is None:
+            self._asked_at_s = now
             self._cluster.stop(f"stopped by {name}")
+        elif now - self._asked_at_s > ONE_SIGNAL_S and self._main is not None:
+            self._main.cancel()
 
 
 FIXED_BY_START = ("model", "data", "batch", "seed")
@@ -231,5 +259,11 @@ def _start(config: Config, num_prompts: int, num_evaluation_prompts: int, *, res
         )
     _check_same(restored.config, config)
     checkpoint = newest_complete(run_dir / "checkpoints")
-    recover(restored.state, step=checkpoint.step if checkpoint is not None else 0)
+    step = checkpoint.step if checkpoint is not None else 0
+    if step < restored.state.trainer.saved_step:
+        raise ValueError(
+            f"{run_dir} was saved at step {restored.state.trainer.saved_step}, and the newest whole checkpoint there "
+            f"is of step {step}: what was trained in between is gone; put checkpoints/ back, or start another run"
+        )
+    recover(restored.state, step=step)
     return Start(restored.state, restored.now, checkpoint, True, num_prompts, num_evaluation_prompts)

@@ -18,14 +18,15 @@ from laminar.config import Config
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of `path` with `a.b=c` overrides. Raises ValueError for everything a user can get wrong."""
     if not path.is_file():
-        raise ValueError(f"{path} does not exist; the configurations that come with Laminar are in configs/")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {what}; name a YAML file, as those that come with Laminar in configs/")
     for override in overrides:
         if "=" not in override.lstrip("="):
             raise ValueError(f"{override!r} is no override; write it as section.setting=value")
     try:
         tree = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(list(overrides)))
         values = OmegaConf.to_container(tree, resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, OSError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as YAML with overrides {list(overrides)}: {error}") from error
     return parse_config(values, str(path))
 

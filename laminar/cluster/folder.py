@@ -43,7 +43,7 @@ class FolderLock:
 
 
 def _holds_a_run(run_dir: Path) -> bool:
-    return (run_dir / "events").exists()
+    return any((run_dir / "events").glob("*.jsonl"))
 
 
 def _lock(run_dir: Path) -> TextIOWrapper:

@@ -166,7 +166,7 @@ class _RowReader:
     def encode(self, encode: Encode, text: PromptText) -> tuple[int, ...]:
         try:
             token_ids = tuple(encode(text))
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # a lone surrogate is no text for a tokenizer
             raise ValueError(f"{self._where(self._prompt_key)}: {error}") from error
         if not token_ids:
             raise ValueError(f"{self._where(self._prompt_key)}: the prompt has no tokens")

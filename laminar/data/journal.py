@@ -56,7 +56,7 @@ class JournalInUse(ValueError):
     """Another process writes this journal."""
 
 
-class JournalCorrupt(RuntimeError):
+class JournalCorrupt(ValueError):
     """The file is not a journal, or no longer a whole one."""
 
 

@@ -58,7 +58,10 @@ def load_environment(named: str) -> Environment:
     loaded = load_named(named, SETTING)
     if not isinstance(loaded, type):
         raise ValueError(f"{SETTING}={named} is a {type(loaded).__name__}; it must be a class")
-    environment = cast(object, loaded())
+    try:
+        environment = cast(object, loaded())
+    except Exception as error:
+        raise ValueError(f"{SETTING}={named}: {loaded.__name__}() raised {type(error).__name__}: {error}") from error
     if not isinstance(environment, Environment):
         missing = [member for member in ("turn_ends", "observe") if member not in dir(environment)]
         raise ValueError(f"{SETTING}={named} lacks {' and '.join(missing)} (see laminar/envs/env.py)")

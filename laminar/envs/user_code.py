@@ -19,7 +19,10 @@ def load_named(named: str, setting: str) -> object:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"{setting}={named}: no such file {file.absolute()}")
-    module = _import(file.resolve())
+    try:
+        module = _import(file.resolve())
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{setting}={named}: importing {file} raised {type(error).__name__}: {error}") from error
     if name not in module:
         own = [n for n, value in module.items() if not n.startswith("_") and not isinstance(value, ModuleType)]
         nearest = difflib.get_close_matches(name, own, n=3)
