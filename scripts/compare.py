@@ -16,6 +16,8 @@ KINDS = {
     "no_repack": ("schedule.kind=trajectory_level", "repack.enabled=false"),
     "synchronous": ("schedule.kind=synchronous",),
 }
+COMMON = ("trainer.num_steps=40", "evaluation.interval_steps=null")
+"""Enough steps to pass reward 0.8; no evaluation, which takes a replica away from training for a while."""
 NUM_STEPS_OF_MEAN = 5
 
 
@@ -27,7 +29,7 @@ def main() -> None:
     for seed in seeds:
         for kind, overrides in KINDS.items():
             name = f"compare/{kind}-{seed}"
-            summaries[kind, seed] = run_quickstart(name, f"seed={seed}", "evaluation.interval_steps=null", *overrides)
+            summaries[kind, seed] = run_quickstart(name, f"seed={seed}", *COMMON, *overrides)
             print(kind, seed, summaries[kind, seed]["time_to_reward_0_8_s"], flush=True)
     print(table(summaries, seeds))
     (RUNS / "compare" / "summaries.json").write_text(json.dumps({f"{k}-{s}": v for (k, s), v in summaries.items()}))
@@ -44,6 +46,7 @@ def table(summaries: dict[tuple[str, int], dict[str, Any]], seeds: list[int]) ->
             f"{summary['tokens_per_s']:,.0f}",
             f"{summary['idle_ratio']['replicas']:.2f}",
             f"{summary['idle_ratio']['trainer']:.2f}",
+            f"{kv_utilization(f'compare/{kind}-{seed}'):.2f}",
             str(summary["num_repack_moves"]),
         ]
         for seed in seeds
@@ -51,7 +54,14 @@ def table(summaries: dict[tuple[str, int], dict[str, Any]], seeds: list[int]) ->
         for summary in [summaries[kind, seed]]
     ]
     header = ["seed", "schedule", "s to reward 0.8", "s for all steps", "tokens/s"]
-    return markdown_table([*header, "replicas idle", "trainer idle", "repack moves"], rows)
+    return markdown_table([*header, "replicas idle", "trainer idle", "KV utilization", "repack moves"], rows)
+
+
+def kv_utilization(name: str) -> float:
+    """Mean over the steps, of all replicas as each step ended."""
+    values = [row.values.get("rollout/kv_utilization") for row in read_metrics(RUNS / name)]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known)
 
 
 def draw(seeds: list[int], path: Path) -> None:
