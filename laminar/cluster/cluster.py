@@ -9,22 +9,20 @@ Every call is awaited somewhere, and its failure becomes an event. Nothing here 
 
 import asyncio
 import logging
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
-import msgspec
-import ray
 from ray.exceptions import RayError, RayTaskError
 
-from laminar.cluster.actors import RelayActor, RewardActor, RolloutActor, RunSecrets, TrainerActor
+from laminar.cluster.actors import RelayActor, RolloutActor, RunSecrets, TrainerActor
+from laminar.cluster.member import Member, cause_of, quietly
 from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry
-from laminar.cluster.ray_session import Machine, RaySession
+from laminar.cluster.ray_session import RaySession
+from laminar.cluster.rewards import RewardWorkers
 from laminar.config import Config
 from laminar.control import messages as m
 from laminar.relay.happenings import VersionSent
@@ -35,16 +33,6 @@ TICK_S = 0.1
 SENDER_CHECK_S = 1.0
 CLOSE_DEADLINE_S = 15.0
 """For processes to end by themselves when the run ends; then they are killed."""
-
-
-class Member(msgspec.Struct):
-    """A process of the run: its actor, where it is, and the task that listens to it."""
-
-    actor: Any
-    machine: Machine
-    pid: int = 0
-    listening: asyncio.Task[None] | None = None
-    address: tuple[str, int] | None = None
 
 
 class Sink(Protocol):
@@ -82,11 +70,11 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replicas: dict[m.ReplicaId, Member] = {}
         self._relays: dict[m.MachineId, Member] = {}
-        self._rewards: list[Member] = []
-        self._rewards_ready = asyncio.Event()
+        self._rewards = RewardWorkers(
+            config, session, registry, self._spawn, lambda cause: self._emit(m.RewardFailedToStart(cause))
+        )
         self._trainer: Member | None = None
         self._trainer_is_up = False
-        self._num_score_calls = 0
         self._chain: m.SetChain | None = None
         self._retained: tuple[int, ...] = ()
 
@@ -96,7 +84,7 @@ class Cluster:
         self._emit(m.RunStarted(tuple(machine.id for machine in machines)))
         for machine in machines:
             self._start_relay(machine.id)
-            self._spawn(self._start_reward(machine))
+            self._rewards.start(machine)
         self._spawn(self._start_trainer())
         self._spawn(self._tick())
 
@@ -119,16 +107,16 @@ class Cluster:
         """End every process of the run; those that do not end within the deadline are killed."""
         for task in self._tasks:
             task.cancel()
-        members = [*self._replicas.values(), *self._relays.values(), *self._rewards]
+        members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members]
         if self._trainer is not None:
             members.append(self._trainer)
-        closing = [asyncio.ensure_future(_leaves(member.actor.close.remote())) for member in members]
+        closing = [asyncio.ensure_future(member.leaves()) for member in members]
         if not closing:
             return
         await asyncio.wait(closing, timeout=CLOSE_DEADLINE_S)
         for member, call in zip(members, closing, strict=True):
             if not call.done() or not call.result():
-                self._end_process(member)
+                member.end()
 
     # ------------------------------------------------------------------------------------------------ commands
 
@@ -164,7 +152,7 @@ class Cluster:
             case m.RetainVersions():
                 self._retained = command.versions
                 for relay in self._relays.values():
-                    self._spawn(_quietly(relay.actor.retain.remote(command.versions)))
+                    self._spawn(quietly(relay.actor.retain.remote(command.versions)))
             case m.Forget():
                 self._payload.forget(command.trajectories)
             case m.EndRun():
@@ -183,7 +171,7 @@ class Cluster:
     async def _listen_to_replica(self, id: m.ReplicaId, member: Member) -> None:
         started = False
         try:
-            await self._register(member)
+            await member.register(self._registry)
             self._emit(await member.actor.start.remote())
             started = True
             while True:
@@ -192,7 +180,7 @@ class Cluster:
                     self._emit(report.event)
         except RayError as error:
             lost = m.ReplicaLost if started else m.ReplicaFailedToStart
-            self._emit(lost(id, _cause(error)))
+            self._emit(lost(id, cause_of(error)))
 
     def _tell_replica(self, id: m.ReplicaId, call: Callable[[Any], Awaitable[None]]) -> None:
         """Call one that may be gone already; its failure is its loss."""
@@ -203,13 +191,13 @@ class Cluster:
     def _stop_replica(self, id: m.ReplicaId) -> None:
         member = self._replicas.pop(id, None)
         if member is not None:
-            self._end_process(member)
+            member.end()
 
     # -------------------------------------------------------------------------------------------------- relays
 
     def _start_relay(self, id: m.MachineId) -> None:
         if (former := self._relays.pop(id, None)) is not None:
-            self._end_process(former)
+            former.end()
         machine = self._session.machine(id)
         actor = self._session.place(RelayActor, machine).remote(id, machine.host, self._config, self._secrets)
         member = self._relays[id] = Member(actor, machine)
@@ -218,7 +206,7 @@ class Cluster:
     async def _listen_to_relay(self, id: m.MachineId, member: Member) -> None:
         started = False
         try:
-            await self._register(member)
+            await member.register(self._registry)
             member.address = await member.actor.start.remote()
             await member.actor.retain.remote(self._retained)
             started = True
@@ -232,7 +220,7 @@ class Cluster:
                     self._emit(event)
         except RayError as error:
             lost = m.RelayLost if started else m.RelayFailedToStart
-            self._emit(lost(id, _cause(error)))
+            self._emit(lost(id, cause_of(error)))
 
     def _link_chain(self) -> None:
         """Tell each relay of the chain its next one, and the trainer its master."""
@@ -240,10 +228,10 @@ class Cluster:
         relays = [self._relays[id] for id in self._chain.machines if id in self._relays]
         for position, relay in enumerate(relays, start=1):
             address = relays[position].address if position < len(relays) else None
-            self._spawn(_quietly(relay.actor.set_next.remote(address, self._chain.id)))
+            self._spawn(quietly(relay.actor.set_next.remote(address, self._chain.id)))
         if self._trainer is not None and self._trainer_is_up:
             master = relays[0].address if relays else None
-            self._spawn(_quietly(self._trainer.actor.set_master.remote(master, self._chain.id, len(relays))))
+            self._spawn(quietly(self._trainer.actor.set_master.remote(master, self._chain.id, len(relays))))
 
     # ------------------------------------------------------------------------------------------------- trainer
 
@@ -255,10 +243,10 @@ class Cluster:
         )
         self._trainer = Member(actor, machine)
         try:
-            await self._register(self._trainer)
+            await self._trainer.register(self._registry)
             step = await actor.start.remote()
         except RayError as error:
-            self._emit(m.TrainerLost(_cause(error)))
+            self._emit(m.TrainerLost(cause_of(error)))
             return
         # The last to come up, and by then Ray's agents, which nobody announces, are there too.
         self._registry.add_descendants()
@@ -301,50 +289,19 @@ class Cluster:
         try:
             return await call(self._trainer.actor)
         except RayTaskError as error:
-            self._emit(m.CommandFailed(command, _cause(error)))
+            self._emit(m.CommandFailed(command, cause_of(error)))
         except RayError as error:
-            self._emit(m.TrainerLost(_cause(error)))
+            self._emit(m.TrainerLost(cause_of(error)))
         return None
 
     # ------------------------------------------------------------------------------------------------- rewards
 
-    async def _start_reward(self, machine: Machine) -> None:
-        member = Member(self._session.place(RewardActor, machine).remote(self._config), machine)
-        deadline_s = self._config.faults.start_deadline_s
-        try:
-            async with asyncio.timeout(deadline_s):
-                await self._register(member)
-                await member.actor.start.remote()
-        except RayTaskError as error:
-            # A reward function that cannot be loaded fails for everybody, so the run ends by its name.
-            self._emit(m.RewardFailedToStart(_cause(error)))
-        except (RayError, TimeoutError) as error:
-            cause = _cause(error) if isinstance(error, RayError) else f"it was not ready after {deadline_s:g} s"
-            if not self._rewards:
-                self._emit(m.RewardFailedToStart(f"the reward worker of machine {machine.id}: {cause}"))
-            else:
-                log.warning("machine %d goes on without a reward worker: %s", machine.id, cause)
-        else:
-            self._rewards.append(member)
-            self._rewards_ready.set()
-
     async def _score(self, command: m.ScoreTrajectories) -> None:
         tasks = self._payload.scoring_tasks(command.trajectories, evaluation=command.evaluation)
-        self._num_score_calls += 1
-        # Until the first worker is up; the control plane's deadline for scores bounds this.
-        while not self._rewards:
-            await self._rewards_ready.wait()
-        member = self._rewards[self._num_score_calls % len(self._rewards)]
         try:
-            event, extras = await member.actor.score.remote(command.id, tasks)
+            event, extras = await self._rewards.score(command.id, tasks)
         except RayError as error:
-            if member in self._rewards:
-                self._rewards.remove(member)
-                self._end_process(member)
-                self._spawn(self._start_reward(member.machine))
-            if not self._rewards:
-                self._rewards_ready.clear()
-            self._emit(m.CommandFailed(command.id, _cause(error)))
+            self._emit(m.CommandFailed(command.id, cause_of(error)))
             return
         self._payload.store_scores(command, event)
         self._sink.reward_extras(extras)
@@ -357,17 +314,11 @@ class Cluster:
             await asyncio.sleep(TICK_S)
             self._emit(m.Tick())
 
-    async def _register(self, member: Member) -> None:
-        """Note its pid; the registry is about this machine, where the same number may mean something else."""
-        member.pid = await member.actor.pid.remote()
-        if member.machine.is_local:
-            self._registry.add(member.pid)
-
     async def _report_failure(self, call: Awaitable[Any], event: Callable[[str], m.AnyEvent]) -> None:
         try:
             await call
         except RayError as error:
-            self._emit(event(_cause(error)))
+            self._emit(event(cause_of(error)))
 
     def _emit(self, event: m.AnyEvent) -> None:
         self._queue.put_nowait((time.monotonic() - self._epoch_s, event))
@@ -382,36 +333,3 @@ class Cluster:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._queue.put_nowait(error)
-
-    def _end_process(self, member: Member) -> None:
-        """Kill it, hung or not: a stopped process cannot hear Ray ask it to leave, so the kernel is asked too."""
-        if member.listening is not None:
-            member.listening.cancel()
-        ray.kill(member.actor)
-        if member.pid and member.machine.is_local:
-            with suppress(ProcessLookupError):
-                os.kill(member.pid, signal.SIGKILL)
-
-
-async def _quietly(call: Awaitable[Any]) -> None:
-    """For calls whose failure shows elsewhere: the process is gone, and whoever listens to it says so."""
-    with suppress(RayError):
-        await call
-
-
-async def _leaves(close: Awaitable[Any]) -> bool:
-    """Whether the process went when it was asked to; one that was still starting has nothing to close yet."""
-    try:
-        await close
-    except RayTaskError:
-        return False
-    except RayError:
-        return True
-    return False
-
-
-def _cause(error: RayError) -> str:
-    """What happened, in one line, without Ray's traceback."""
-    if isinstance(error, RayTaskError):
-        return f"{type(error.cause).__name__}: {error.cause}"
-    return f"its process died ({type(error).__name__})"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from examples.iterate.task import make_problem
 from laminar.cluster.payload import Payload
-from laminar.config import Config, DataConfig, EmbeddedEngineConfig, ModelConfig, RolloutConfig
+from laminar.config import Config, DataConfig, EmbeddedEngineConfig, FaultsConfig, ModelConfig, RolloutConfig
 from laminar.control.messages import (
     Assignment,
     CommandId,
@@ -71,6 +71,7 @@ def make_config(
             temperature=temperature, report_interval_s=report_interval_s, environment=environment, num_turns_max=4
         ),
         engine=EmbeddedEngineConfig.model_validate({"num_slots": 16, "kv_capacity_tokens": 4096} | engine),
+        faults=FaultsConfig(report_deadline_s=max(5.0, 2 * report_interval_s)),
         seed=3,
     )
 
