@@ -155,6 +155,8 @@ def _check_relays(state: ClusterState, config: Config, now: float) -> Iterator[A
 
 
 def _restart_deadlines(state: ClusterState, now: float) -> None:
+    if state.trainer.phase is TrainerPhase.STARTING:
+        state.started_at_s = now
     for replica in state.replicas.values():
         replica.heard_at_s = now
     for relay in state.relays.values():

@@ -17,6 +17,7 @@ from laminar.control.messages import (
     CheckpointSaved,
     CommandFailed,
     CommandId,
+    EndRun,
     Failed,
     Finished,
     HandedOver,
@@ -76,7 +77,7 @@ class ControlPlane:
         commands = list(self._take_in(event, now))
         if not self.state.ended:
             commands += self._go_on(now)
-        return commands
+        return _up_to_the_end(commands) if self.state.ended else commands
 
     # --------------------------------------------------------------------------------------------------- take in
 
@@ -309,6 +310,12 @@ class ControlPlane:
             return faults.end(state, failed=True, cause=cause)
         done = training.steps_done(state, self.config)
         return faults.end(state, failed=False, cause="every step is done" if done else "end of data")
+
+
+def _up_to_the_end(commands: list[AnyCommand]) -> list[AnyCommand]:
+    """Once the run has ended nothing more is ordered, whatever else the same event would have led to."""
+    last = next(position for position, command in enumerate(commands) if isinstance(command, EndRun))
+    return commands[: last + 1]
 
 
 def _state_of(progress: Progress) -> TrajectoryState:

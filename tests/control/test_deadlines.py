@@ -22,6 +22,17 @@ def test_a_trainer_that_never_starts_ends_the_run_by_name():
     assert world.outcome.cause == "the trainer did not start for 5 s"
 
 
+def test_the_end_is_the_last_command_of_a_run_whatever_else_its_event_leads_to():
+    config = make_config(num_replicas=4, num_replacements_max=0)
+    world, control = FakeWorld(config, seed=0), make_plane(config)
+    for replica in range(4):
+        world.hang(replica, 3.0)
+    world.run(control)
+    assert world.outcome is not None
+    assert world.outcome.failed
+    assert isinstance(world.commands[-1][1], m.EndRun)
+
+
 def test_checkpoints_that_all_fail_end_the_run_by_name():
     config = make_config(num_steps=2)
     world, control = FakeWorld(config, seed=0), make_plane(config)
