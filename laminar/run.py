@@ -117,10 +117,19 @@ def load_data(config: Config) -> tuple[PromptPool, PromptPool]:
 
 
 def check_model(config: Config) -> None:
-    """That the engine can serve the model, as far as its config.json tells."""
+    """That the engine can serve the model, as far as its folder tells without loading it."""
     from laminar.rollout.engines.architecture import read_architecture
 
-    read_architecture(config.model.path)
+    path = config.model.path
+    architecture = read_architecture(path)
+    if not any(path.glob("*.safetensors")):
+        raise ValueError(f"model.path={path} has no *.safetensors; save the model there with save_pretrained()")
+    longest = config.data.prompt_tokens_max + config.data.response_tokens_max
+    if longest > architecture.num_positions_max:
+        raise ValueError(
+            f"data.prompt_tokens_max + data.response_tokens_max = {longest} is more than the "
+            f"{architecture.num_positions_max} positions that model.path={path} was made for; lower one of them"
+        )
 
 
 def check_user_code(config: Config) -> None:
