@@ -113,6 +113,32 @@ def test_a_partial_last_step_two_epochs_and_a_clean_end(tmp_path: Path):
     assert summary["num_trajectories_trained"] == 18 * 4
 
 
+def test_the_environment_of_the_documentation_trains_over_two_turns(tmp_path: Path):
+    page = (ROOT / "docs" / "add-an-environment.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "second_try.py").write_text(code)
+    subprocess.run(
+        [sys.executable, "second_try.py"], cwd=tmp_path, check=True, timeout=60, env={"PYTHONPATH": str(ROOT)}
+    )
+    run = Run(
+        tmp_path / "run",
+        f"rollout.environment={tmp_path}/second_try.py:SecondTry",
+        "rollout.num_turns_max=2",
+        f"reward.function={tmp_path}/second_try.py:compute_score",
+        f"data.train_files=[{tmp_path}/second_try.jsonl]",
+        "data.val_files=[]",
+        "evaluation.interval_steps=null",
+        "trainer.num_steps=3",
+    )
+    output = run.wait()
+    assert run.status == 0, output
+    summary = run.summary()
+    assert summary["num_trajectories_trained"] == 3 * 16
+    assert summary["num_trajectories_lost"] == 0
+    scores = {score["score"] for event in run.events("Scored") for score in event["scores"]}
+    assert 0.5 in scores, "the reward of an answer that was right at the second try"
+
+
 BAD = [
     ("an unknown key", ["trainer.learning_rat=1"], "did you mean trainer.learning_rate?"),
     ("a missing model", ["model.path=nowhere"], "model.path=nowhere"),
