@@ -34,8 +34,7 @@ def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator
         return
     for replica in tuple(state.replicas.values()):
         limit_s = config.faults.report_deadline_s if replica.started else config.faults.start_deadline_s
-        # One that loads may be too busy to report; the load has a deadline of its own.
-        if replica.loading is None and now - replica.heard_at_s > limit_s:
+        if now - replica.heard_at_s > limit_s:
             doing = "reported nothing" if replica.started else "did not start"
             yield from lose_replica(state, config, replica.id, f"{doing} for {limit_s:g} s", now)
     yield from _check_relays(state, config, now)
