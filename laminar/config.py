@@ -263,6 +263,11 @@ class Config(Section):
     seed: int = 0
     """Prompt order, sampling and initialisation all derive from it."""
 
+    def num_steps(self, num_prompts: int) -> int:
+        """How many steps a run on so many prompts makes in all, if nothing is dropped."""
+        in_data = -(-self.data.num_epochs * num_prompts // self.batch.num_prompts_per_step)
+        return min(in_data, self.trainer.num_steps or in_data)
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         if self.buffer.capacity_steps < 1:

@@ -13,8 +13,7 @@ def dry_run(config: Config) -> int:
     check_model(config)
     check_user_code(config)
     print(OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json"))))
-    num_steps = -(-config.data.num_epochs * len(prompts) // config.batch.num_prompts_per_step)
-    print(f"# {len(prompts)} prompts, {len(heldout)} held out; {config.trainer.num_steps or num_steps} steps of")
+    print(f"# {len(prompts)} prompts, {len(heldout)} held out; {config.num_steps(len(prompts))} steps of")
     print(f"# {config.batch.num_prompts_per_step} prompts x {config.batch.group_size} trajectories")
     print("# everything is in order; nothing was started")
     return 0

@@ -29,13 +29,12 @@ from laminar.data.prompt_pool import PromptPool
 from laminar.observe.event_log import EventLogWriter
 from laminar.observe.observer import Observer
 from laminar.observe.replay import restore
+from laminar.settings import CONFIG_FILE
 from laminar.train.checkpoint import Checkpoint, newest_complete
 
 JOURNAL_FILE = "journal.sqlite"
 ONE_SIGNAL_S = 1.0
 """Signals closer together are one request."""
-CONFIG_FILE = "config.json"
-"""The resolved configuration, beside everything else that the run writes."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -47,11 +46,6 @@ class Start(msgspec.Struct, frozen=True):
     resumed: bool
     num_prompts: int
     num_evaluation_prompts: int
-
-    def num_steps(self, config: Config) -> int:
-        """How many steps the run makes in all, if nothing is dropped."""
-        in_data = -(-config.data.num_epochs * self.num_prompts // config.batch.num_prompts_per_step)
-        return min(in_data, config.trainer.num_steps or in_data)
 
 
 def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
@@ -165,7 +159,7 @@ def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop")
             resumed=start.resumed,
         )
         stack.callback(log.close)
-        observer = Observer(config, num_steps=start.num_steps(config))
+        observer = Observer(config, num_steps=config.num_steps(start.num_prompts))
         stack.callback(observer.close, control.state)
         if start.resumed:
             observer.resume(start.now, start.state)
@@ -259,8 +253,8 @@ def _check_same(recorded: Config, config: Config) -> None:
 def _start(config: Config, num_prompts: int, num_evaluation_prompts: int, *, resume: bool) -> Start:
     if not resume:
         return Start(ClusterState(), 0.0, None, False, num_prompts, num_evaluation_prompts)
-    restored = restore(config.run_dir)
     run_dir = config.run_dir
+    restored = restore(run_dir)
     if restored.num_prompts != num_prompts:
         raise ValueError(
             f"{run_dir} was run on {restored.num_prompts} prompts and data.train_files now gives {num_prompts}: "

@@ -14,6 +14,9 @@ from yaml import YAMLError
 
 from laminar.config import Config
 
+CONFIG_FILE = "config.json"
+"""The resolved configuration, in a run's folder beside everything else that the run writes."""
+
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of `path` with `a.b=c` overrides. Raises ValueError for everything a user can get wrong."""

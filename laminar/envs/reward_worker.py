@@ -9,7 +9,6 @@ Starts in a tenth of a second: it imports nothing heavy, and nothing of the proc
 
 import inspect
 import math
-import os
 import signal
 import socket
 import struct
@@ -22,6 +21,7 @@ import msgspec
 
 from laminar.envs import math_answer
 from laminar.envs.user_code import load_named
+from laminar.parent_death import die_with
 
 if TYPE_CHECKING:
     from asyncio import Runner
@@ -64,7 +64,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 def main(fd: int, parent_pid: int, named: str | None) -> None:
-    _die_with(parent_pid)
+    die_with(parent_pid, f"reward worker: its pool's process {parent_pid} is gone")
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)  # what user code starts must not keep the channel open after a crash
     try:
@@ -200,17 +200,6 @@ def _shorten(text: str) -> str:
     """Short enough for a report, and free of the half characters that cannot be encoded."""
     text = text if len(text) <= CHARACTERS_KEPT else text[:CHARACTERS_KEPT] + "…"
     return text.encode(errors="replace").decode()
-
-
-def _die_with(parent_pid: int) -> None:
-    """Have the kernel kill us when the pool's process dies, even while user code hangs."""
-    if sys.platform == "linux":
-        import ctypes
-
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit(f"reward worker: its pool's process {parent_pid} is gone")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Started by SenderKeeper as `python -m laminar.relay.sender DESCRIPTOR PARENT_PID
 parent: the kernel kills it with the thread that started it, and the end of their socket ends it as well.
 """
 
-import ctypes
 import mmap
 import os
 import signal
@@ -15,6 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from laminar.parent_death import die_with
 from laminar.relay.chunks import chunk_checksum, chunk_span, combine_checksums, count_chunks
 from laminar.relay.forward import Forwarder
 from laminar.relay.happenings import MasterLost, SendRefused, SendSuperseded, VersionSent
@@ -102,7 +102,7 @@ class Desk:
 
 
 def main(descriptor: int, parent_pid: int) -> None:
-    _die_with(parent_pid)
+    die_with(parent_pid, "the publisher was gone before its sender started")
     # Ctrl-C reaches the whole terminal group; this process ends with its parent, which may still need it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = Link(socket.socket(fileno=descriptor), "the publisher")
@@ -144,12 +144,6 @@ def _next_order(link: Link) -> tuple[Order, int | None] | None:
     except (LinkError, ConnectionResetError):
         return None  # The publisher closed its end: that is how it says goodbye.
     return decode(payload, Order, link.peer), fd  # pyright: ignore[reportArgumentType]
-
-
-def _die_with(parent_pid: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        sys.exit("the publisher was gone before its sender started")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Builds a rollout worker from the configuration: its engine, its rules, its environment."""
 
+import msgspec
+
 from laminar.config import Config
 from laminar.control.messages import MachineId, ReplicaId
 from laminar.data.tokens import text_decoder, text_encoder
@@ -36,11 +38,8 @@ def build_worker(replica: ReplicaId, machine: MachineId, config: Config, lease: 
         cut_mark_token_ids=cut_mark,
         temperature=config.rollout.temperature,
     )
-    evaluation_rules = EpisodeRules(
-        response_tokens_max=rules.response_tokens_max,
-        stop_token_ids=rules.stop_token_ids,
-        num_turns_max=rules.num_turns_max,
-        cut_mark_token_ids=rules.cut_mark_token_ids,
+    evaluation_rules = msgspec.structs.replace(
+        rules,
         temperature=config.evaluation.temperature,
         top_p=config.evaluation.top_p,
         top_k=config.evaluation.top_k,

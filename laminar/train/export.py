@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from laminar.settings import CONFIG_FILE
 from laminar.train.checkpoint import newest_complete
 from laminar.train.trainer import STATE_FILE, load_model
 
-CONFIG_FILE = "config.json"
-"""The resolved configuration, in a run's folder."""
 COPIED = (
     "generation_config.json",
     "tokenizer.json",

@@ -44,9 +44,7 @@ def test_checkpoints_that_all_fail_end_the_run_by_name():
         else:
             execute(command)
 
-    for now, event in world.events():
-        for command in control.handle(event, now):
-            fail_every_save(command)
+    world.run(control, fail_every_save)
     assert world.outcome is not None
     assert world.outcome.failed
     assert world.outcome.cause == "the checkpoint of step 2 failed: disk full"
@@ -65,9 +63,7 @@ def test_rewards_that_all_fail_end_the_run_as_failed_by_name():
         else:
             execute(command)
 
-    for now, event in world.events():
-        for command in control.handle(event, now):
-            fail_every_score(command)
+    world.run(control, fail_every_score)
     assert world.outcome is not None
     assert world.outcome.failed
     assert world.outcome.cause.startswith(

@@ -121,9 +121,7 @@ def test_a_command_without_an_outcome_ends_its_replica_s_wait_by_name():
         else:
             execute(command)
 
-    for now, event in world.events():
-        for command in control.handle(event, now):
-            swallow_the_first_load(command)
+    world.run(control, swallow_the_first_load)
     stopped = [c for _, c in world.commands if isinstance(c, m.StopReplica)]
     assert [(s.replica, s.cause) for s in stopped] == [(swallowed[0].replica, "no outcome of load within 1 s")]
 
@@ -164,10 +162,7 @@ def test_a_failed_checkpoint_leaves_the_run_going_and_is_counted():
         else:
             execute(command)
 
-    for now, event in world.events():
-        for command in control.handle(event, now):
-            fail_the_first_save(command)
-        control.state.check()
+    world.run(control, fail_the_first_save)
     assert world.outcome is not None
     assert not world.outcome.failed
     assert control.state.counters.num_checkpoints_failed == 1

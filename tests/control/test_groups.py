@@ -64,10 +64,7 @@ def test_a_reward_that_fails_twice_drops_its_trajectory_by_name_and_is_never_a_z
         scores = tuple(m.Score(a.trajectory, a.attempt, 1.0) for a in command.trajectories if a.trajectory != 9)
         world.send(0.05, m.Scored(command.id, scores, failed))
 
-    for now, event in world.events():
-        for command in control.handle(event, now):
-            fail_some(command)
-        control.state.check()
+    world.run(control, fail_some)
     assert control.state.ledger.dropped == {"reward_timeout": 1}
     assert control.state.counters.num_trajectories_retried == 1
     assert control.state.ledger.trained == 2 * 8 * 4 - 1
