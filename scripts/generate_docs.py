@@ -45,7 +45,7 @@ def config_page() -> str:
         "line `section.setting=value` overrides the file. Names tell their unit: `_s` is seconds, `_tokens` tokens, "
         "`_bytes` bytes. An unknown key is an error that names the nearest one. `laminar config` prints the same list.",
         "",
-        "This page is generated from `laminar/config.py`; `make docs` writes it anew.",
+        "This page is generated from `laminar/config/`; `make docs` writes it anew.",
     ]
     for section, settings in groupby(all_settings(), key=_section_of):
         lines += ["", f"## {section or 'The run'}", "", *_paragraph(_told_of(section))]

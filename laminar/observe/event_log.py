@@ -142,7 +142,7 @@ def code_version() -> str:
     """Laminar's version and a digest of the code that decides, since the same events replay only under the same."""
     digest = hashlib.sha256()
     folder = Path(laminar.__file__).parent
-    for path in [folder / "config.py", *sorted((folder / "control").rglob("*.py"))]:
+    for path in [path for part in ("config", "control") for path in sorted((folder / part).rglob("*.py"))]:
         digest.update(path.read_bytes())
     return f"{laminar.__version__}+control.{digest.hexdigest()[:12]}"
 

@@ -1,0 +1,46 @@
+"""Names every setting of a run, with its default, unit and meaning. `laminar config` prints it as a table."""
+
+from laminar.config.cluster import ClusterConfig, FaultsConfig, ObserveConfig, RelayConfig
+from laminar.config.config import Config
+from laminar.config.data import BatchConfig, BufferConfig, DataConfig, ModelConfig
+from laminar.config.rollout import (
+    EmbeddedEngineConfig,
+    EngineConfig,
+    EvaluationConfig,
+    PacedConfig,
+    RepackConfig,
+    RewardConfig,
+    RolloutConfig,
+)
+from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
+from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
+from laminar.config.train import CheckpointConfig, TrainerConfig
+
+__all__ = [
+    "BatchConfig",
+    "BufferConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "Config",
+    "Count",
+    "DataConfig",
+    "EmbeddedEngineConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "FaultsConfig",
+    "Fraction",
+    "FunctionPath",
+    "ModelConfig",
+    "ObserveConfig",
+    "PacedConfig",
+    "RelayConfig",
+    "RepackConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "ScheduleConfig",
+    "Seconds",
+    "Section",
+    "SynchronousSchedule",
+    "TrainerConfig",
+    "TrajectoryLevelSchedule",
+]
