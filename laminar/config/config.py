@@ -16,6 +16,7 @@ from laminar.config.rollout import (
 )
 from laminar.config.schedule import ScheduleConfig, TrajectoryLevelSchedule
 from laminar.config.section import Section
+from laminar.config.simulation import SimulationConfig
 from laminar.config.train import CheckpointConfig, TrainerConfig
 
 
@@ -36,6 +37,7 @@ class Config(Section):
     faults: FaultsConfig = FaultsConfig()
     cluster: ClusterConfig = ClusterConfig()
     observe: ObserveConfig = ObserveConfig()
+    simulation: SimulationConfig = SimulationConfig()
     run_dir: Path = Path("runs/run")
     """Folder for everything the run writes."""
     seed: int = 0
