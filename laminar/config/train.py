@@ -1,6 +1,6 @@
 """Settings of learning and of its checkpoints."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,7 +9,11 @@ from laminar.config.section import Count, Fraction, Seconds, Section
 
 class TrainerConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """AdamW's, constant after the warm-up."""
+    """AdamW's, at its highest."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What it does after the warm-up; linear and cosine fall until the end of trainer.num_steps, which they need."""
+    learning_rate_min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate that a falling schedule ends at."""
     num_warmup_updates: Annotated[int, Field(ge=0)] = 0
     """Optimizer updates over which the learning rate rises from zero."""
     adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)

@@ -21,6 +21,7 @@ from laminar.data.records import Experience
 from laminar.relay.manifest import Probe
 from laminar.train.advantages import equal_reward_ratio, group_advantages
 from laminar.train.diagnostics import ForwardedTokens, batch_metrics, join, policy_metrics
+from laminar.train.learning_rate import learning_rate
 from laminar.train.logprobs import token_logprobs
 from laminar.train.losses.grpo import ClipHigher
 from laminar.train.losses.loss import TokenBatch
@@ -117,21 +118,16 @@ class Trainer:
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.trainer.grad_norm_max)
         finite = bool(torch.isfinite(grad_norm)) and torch.isfinite(torch.tensor(loss)).item()
-        learning_rate = self._learning_rate()
+        rate = learning_rate(self._config, self._num_updates_done)
         if parameters and finite:
-            self._optimizer.param_groups[0]["lr"] = learning_rate
+            self._optimizer.param_groups[0]["lr"] = rate
             self._optimizer.step()
             self._num_updates_done += 1
         return {
             "actor/grad_norm": grad_norm.item(),
-            "actor/lr": learning_rate,
+            "actor/lr": rate,
             "actor/num_updates_skipped": float(not finite),
         }
-
-    def _learning_rate(self) -> float:
-        warmup = self._config.trainer.num_warmup_updates
-        share = min(1.0, (self._num_updates_done + 1) / warmup) if warmup else 1.0
-        return self._config.trainer.learning_rate * share
 
     def _policy_metrics(self, experiences: Sequence[Experience], parts: list[ForwardedTokens]) -> dict[str, float]:
         if not parts:
