@@ -22,6 +22,8 @@ class TrainerConfig(Section):
     """The policy ratio is clipped below 1 minus this."""
     clip_ratio_high: Annotated[float, Field(gt=0)] = 0.28
     """The policy ratio is clipped above 1 plus this."""
+    clip_ratio_c: Annotated[float, Field(gt=1)] | None = 3.0
+    """Dual clip: above this ratio a token of negative advantage loses its gradient too; none: no such limit."""
     micro_batch_tokens_max: Count = 16384
     """Padded tokens in one forward-backward."""
     num_steps: Count | None = None

@@ -45,6 +45,7 @@ POLICY = Topic(
     (
         Metric("actor/pg_loss", "1", "Clipped policy loss, mean over the trained tokens of a mini-batch."),
         Metric("actor/pg_clipfrac", "share", "Trained tokens whose gradient the clip took away."),
+        Metric("actor/pg_clipfrac_lower", "share", "The same by the dual clip: advantage below 0, ratio above c."),
         Metric("actor/pg_clipfrac/*", "share", "The same for trajectories of one staleness: `staleness_<n>`."),
         Metric("actor/ppo_kl", "nats", "Mean of behaviour log-prob minus policy log-prob."),
         Metric("actor/entropy", "nats", "Mean entropy of the policy over the trained tokens."),

@@ -1,7 +1,7 @@
 """Measures a mini-batch: loss, rewards and lengths of all of it, and how far the policy is from the one that sampled.
 
 Names are verl's where verl has the metric. A trajectory with zero advantage is not forwarded (its gradient is zero),
-so `actor/pg_loss` and `actor/pg_clipfrac` are exact over all trained tokens, while `actor/ppo_kl`, `actor/entropy`,
+so `actor/pg_loss` and `actor/pg_clipfrac*` are exact over all trained tokens, while `actor/ppo_kl`, `actor/entropy`,
 `training/rollout_probs_diff_*` and `rollout_corr/*` are over the forwarded ones, whose share is
 `actor/forwarded_token_ratio`; they are absent where nothing was forwarded.
 """
@@ -26,6 +26,7 @@ class ForwardedTokens:
     behaviour_logprobs: Tensor
     entropies: Tensor
     clipped: Tensor
+    clipped_lower: Tensor
     rows: Tensor
     """Index of the token's trajectory in the mini-batch."""
 
@@ -37,6 +38,7 @@ def join(parts: Sequence[ForwardedTokens]) -> ForwardedTokens:
         behaviour_logprobs=torch.cat([part.behaviour_logprobs for part in parts]),
         entropies=torch.cat([part.entropies for part in parts]),
         clipped=torch.cat([part.clipped for part in parts]),
+        clipped_lower=torch.cat([part.clipped_lower for part in parts]),
         rows=torch.cat([part.rows for part in parts]),
     )
 
@@ -75,6 +77,7 @@ def policy_metrics(tokens: ForwardedTokens, num_trained_per_row: Tensor, stalene
     num_trained = int(num_trained_per_row.sum())
     return {
         "actor/pg_clipfrac": tokens.clipped.sum().item() / num_trained,
+        "actor/pg_clipfrac_lower": tokens.clipped_lower.sum().item() / num_trained,
         "actor/ppo_kl": -log_ratio.mean().item(),
         "actor/entropy": tokens.entropies.mean().item(),
         "actor/forwarded_token_ratio": len(ratio) / num_trained,

@@ -48,7 +48,9 @@ class Trainer:
         self.model = load_model(config.model.path)
         self._optimizer = build_optimizer(self.model, config.trainer)
         self._num_updates_done = 0
-        self._loss = ClipHigher(config.trainer.clip_ratio_low, config.trainer.clip_ratio_high)
+        self._loss = ClipHigher(
+            config.trainer.clip_ratio_low, config.trainer.clip_ratio_high, config.trainer.clip_ratio_c
+        )
         torch.manual_seed(config.seed)
 
     def train_mini_batch(self, step: int, index: int, experiences: Sequence[Experience]) -> dict[str, float]:
@@ -98,7 +100,16 @@ class Trainer:
             loss = token_loss.loss.sum() / num_trained
             loss.backward()
             losses.append(loss.item())
-            forwarded.append(ForwardedTokens(logprobs.detach(), behaviour, entropies, token_loss.clipped, rows))
+            forwarded.append(
+                ForwardedTokens(
+                    policy_logprobs=logprobs.detach(),
+                    behaviour_logprobs=behaviour,
+                    entropies=entropies,
+                    clipped=token_loss.clipped,
+                    clipped_lower=token_loss.clipped_lower,
+                    rows=rows,
+                )
+            )
         return losses, forwarded
 
     def _update(self, loss: float) -> dict[str, float]:
@@ -124,7 +135,7 @@ class Trainer:
 
     def _policy_metrics(self, experiences: Sequence[Experience], parts: list[ForwardedTokens]) -> dict[str, float]:
         if not parts:
-            return {"actor/pg_clipfrac": 0.0, "actor/forwarded_token_ratio": 0.0}
+            return {"actor/pg_clipfrac": 0.0, "actor/pg_clipfrac_lower": 0.0, "actor/forwarded_token_ratio": 0.0}
         num_trained_per_row = torch.tensor([num_trained_tokens(experience) for experience in experiences])
         staleness = torch.tensor([self.version - experience.version for experience in experiences])
         return policy_metrics(join(parts), num_trained_per_row, staleness)

@@ -103,6 +103,7 @@ def test_the_trainers_metrics_are_listed():
         behaviour_logprobs=torch.tensor([-1.1, -1.9]),
         entropies=torch.tensor([0.5, 0.4]),
         clipped=torch.tensor([True, False]),
+        clipped_lower=torch.tensor([False, False]),
         rows=torch.tensor([0, 1]),
     )
     names = policy_metrics(tokens, torch.tensor([1, 1]), torch.tensor([0, 7]))

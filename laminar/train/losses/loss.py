@@ -27,6 +27,8 @@ class TokenLoss:
     on how the mini-batch was split."""
     clipped: Tensor
     """[num_tokens], bool: the clip took this token's gradient away."""
+    clipped_lower: Tensor
+    """[num_tokens], bool: the dual clip did, for its advantage is negative and its ratio far above 1."""
 
 
 class Loss(Protocol):
