@@ -77,6 +77,12 @@ class Config(Section):
                 "trainer.num_steps does not say which that is; set it (`laminar run --dry-run` counts the steps that "
                 "the data gives)"
             )
+        if self.trainer.overlong.buffer_tokens > self.data.response_tokens_max:
+            raise ValueError(
+                f"trainer.overlong.buffer_tokens={self.trainer.overlong.buffer_tokens} is more than "
+                f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
+                "on; lower it"
+            )
         longest = self.data.prompt_tokens_max + self.data.response_tokens_max
         num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens
         if longest > num_blocks * self.engine.block_tokens:

@@ -4,7 +4,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from laminar.config.section import Count, Fraction, Seconds, Section
+from laminar.config.losses import GrpoLoss, LossConfig
+from laminar.config.section import Count, Seconds, Section
+
+
+class OverlongConfig(Section):
+    """What becomes of responses that are too long (DAPO)."""
+
+    buffer_tokens: Annotated[int, Field(ge=0)] = 0
+    """The reward sinks over so many tokens before data.response_tokens_max; 0: it does not."""
+    penalty_max: Annotated[float, Field(gt=0)] = 1.0
+    """How far the reward has sunk at data.response_tokens_max."""
+    filtered: bool = False
+    """Whether truncated trajectories are left out of the loss; they stay in their prompt group's mean reward."""
 
 
 class TrainerConfig(Section):
@@ -22,12 +34,11 @@ class TrainerConfig(Section):
     """AdamW's, decoupled."""
     grad_norm_max: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are scaled down to this global norm."""
-    clip_ratio_low: Fraction = 0.2
-    """The policy ratio is clipped below 1 minus this."""
-    clip_ratio_high: Annotated[float, Field(gt=0)] = 0.28
-    """The policy ratio is clipped above 1 plus this."""
-    clip_ratio_c: Annotated[float, Field(gt=1)] | None = 3.0
-    """Dual clip: above this ratio a token of negative advantage loses its gradient too; none: no such limit."""
+    loss: LossConfig = GrpoLoss()
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight in the loss of the KL to the initial weights (k3 estimate), which are then held beside those being
+    trained; 0: none."""
+    overlong: OverlongConfig = OverlongConfig()
     micro_batch_tokens_max: Count = 16384
     """Padded tokens in one forward-backward."""
     num_steps: Count | None = None

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from laminar.train.losses.grpo import ClipHigher
+from laminar.config import GrpoLoss
+from laminar.train.losses.grpo import Grpo
 from laminar.train.losses.loss import TokenBatch, TokenLoss
 
 LOGPROB = st.floats(-3, 0)
@@ -18,10 +19,11 @@ def clip_higher(
     tokens = TokenBatch(
         policy_logprobs=logprobs,
         behaviour_logprobs=torch.tensor(behaviour, dtype=torch.float64),
+        proximal_logprobs=None,
         advantages=torch.tensor(advantages, dtype=torch.float64),
         rows=torch.zeros(len(policy), dtype=torch.long),
     )
-    result = ClipHigher(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=clip_ratio_c)(tokens)
+    result = Grpo(GrpoLoss(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=clip_ratio_c))(tokens)
     result.loss.sum().backward()
     return logprobs, result
 

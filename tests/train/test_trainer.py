@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from laminar.data.records import Experience, Response
-from laminar.train.advantages import group_advantages
+from laminar.train.mini_batch import prepare
 from laminar.train.packing import num_trained_tokens
 from laminar.train.trainer import Trainer
 
@@ -43,9 +43,7 @@ def naive_loss(trainer: Trainer, experiences: list[Experience], temperature: flo
 
 def gradients(trainer: Trainer, experiences: list[Experience]) -> list[torch.Tensor]:
     trainer.model.zero_grad()
-    rewards = torch.tensor([experience.score for experience in experiences])
-    groups = torch.tensor([experience.group for experience in experiences])
-    trainer.accumulate_gradient(experiences, group_advantages(rewards, groups))
+    trainer.accumulate_gradient(prepare(experiences, trainer.config, trainer.version))
     return [parameter.grad.clone() for parameter in trainer.model.parameters()]
 
 
