@@ -98,13 +98,26 @@ def _type_name(annotation: Any) -> str:
 
 
 def _explain(details: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in details["loc"] if part not in ("trajectory_level", "synchronous"))
+    kinds = _kinds(Config)
+    place = ".".join(str(part) for part in details["loc"] if part not in kinds)
     if details["type"] == "extra_forbidden":
         return f"  {place}: no such setting{_nearest(place)}"
     if details["type"] == "missing":
         return f"  {place}: this setting is required"
     message = details["msg"].removeprefix("Value error, ")
     return f"  {place}: {message} (got {details['input']!r})" if place else f"  {message}"
+
+
+def _kinds(section: type[BaseModel]) -> frozenset[str]:
+    """The kinds of every tagged union: pydantic names the chosen one within a setting's place, and nobody writes it."""
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        if name == "kind":
+            found.add(str(field.default))
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found |= _kinds(part)
+    return frozenset(found)
 
 
 def _nearest(place: str) -> str:

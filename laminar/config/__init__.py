@@ -3,6 +3,15 @@
 from laminar.config.cluster import ClusterConfig, FaultsConfig, ObserveConfig, RelayConfig
 from laminar.config.config import Config
 from laminar.config.data import BatchConfig, BufferConfig, DataConfig, ModelConfig
+from laminar.config.losses import (
+    CispoLoss,
+    DecoupledPpoLoss,
+    DrGrpoLoss,
+    GrpoLoss,
+    GspoLoss,
+    LossConfig,
+    TisLoss,
+)
 from laminar.config.rollout import (
     EmbeddedEngineConfig,
     EngineConfig,
@@ -32,24 +41,29 @@ from laminar.config.simulation import (
     TrainingTimeConfig,
     WeightsTimeConfig,
 )
-from laminar.config.train import CheckpointConfig, TrainerConfig
+from laminar.config.train import CheckpointConfig, OverlongConfig, TrainerConfig
 
 __all__ = [
     "BatchConfig",
     "BufferConfig",
     "CheckpointConfig",
+    "CispoLoss",
     "ClusterConfig",
     "CoefficientsDecode",
     "Config",
     "Count",
     "DataConfig",
+    "DecoupledPpoLoss",
     "DescribedModel",
+    "DrGrpoLoss",
     "EmbeddedEngineConfig",
     "EngineConfig",
     "EvaluationConfig",
     "FaultsConfig",
     "Fraction",
     "FunctionPath",
+    "GrpoLoss",
+    "GspoLoss",
     "KnownModel",
     "LatencyFile",
     "LengthsConfig",
@@ -57,9 +71,11 @@ __all__ = [
     "LengthsOfRun",
     "LognormalLatency",
     "LognormalLengths",
+    "LossConfig",
     "MeasuredDecode",
     "ModelConfig",
     "ObserveConfig",
+    "OverlongConfig",
     "PacedConfig",
     "PublishedLatency",
     "PublishedLengths",
@@ -72,6 +88,7 @@ __all__ = [
     "Section",
     "SimulationConfig",
     "SynchronousSchedule",
+    "TisLoss",
     "ToolsConfig",
     "TrainerConfig",
     "TrainingTimeConfig",
