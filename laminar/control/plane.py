@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from laminar.config import Config
-from laminar.control import broadcast, costs, evaluation, faults, groups, repack, scoring, training
+from laminar.control import broadcast, costs, evaluation, faults, fetch, groups, repack, scoring, training
 from laminar.control.manager import Manager, make_homeless, resume, settle
 from laminar.control.messages import (
     AnyCommand,
@@ -38,6 +38,7 @@ from laminar.control.messages import (
     RewardFailedToStart,
     RunStarted,
     Scored,
+    SenderReport,
     StopRequested,
     Tick,
     TrainerLost,
@@ -128,7 +129,9 @@ class ControlPlane:
             case RelayStarted():
                 yield from broadcast.take_in_start(state, event.machine, now)
             case RelayReport():
-                self._take_in_relay_report(event, now)
+                broadcast.take_in_report(state, event, now)
+            case SenderReport():
+                broadcast.take_in_sender_report(state, event, now)
             case VersionComplete():
                 broadcast.take_in_complete(state, event, now)
             case VersionEvicted():
@@ -259,11 +262,6 @@ class ControlPlane:
             if event.version in available:
                 available.remove(event.version)
 
-    def _take_in_relay_report(self, event: RelayReport, now: float) -> None:
-        if relay := self.state.relays.get(event.machine):
-            relay.heard_at_s = now
-            relay.incoming_version, relay.incoming_bytes = event.incoming_version, event.incoming_bytes
-
     def _was_pending(self, command: CommandId) -> bool:
         if self.state.pending.pop(command, None) is None:
             self.state.counters.num_late_messages += 1
@@ -283,6 +281,7 @@ class ControlPlane:
         evaluation.skip_lost(state)
         yield from self._manager.serve(state, now)
         yield from broadcast.retain(state)
+        yield from fetch.order(state, config, now)
         if state.trainer.phase is TrainerPhase.WAITING:
             yield from self._end_if_done(now)
 

@@ -24,8 +24,10 @@ def recover(state: ClusterState, *, step: int) -> None:
     version = state.trainer.version + is_ordered
     state.replicas.clear()
     state.relays.clear()
+    state.chain = []
     state.pending.clear()
     state.retained = ()
+    state.fetch_again_at_s = 0.0
     state.trainer = Trainer(step=step, version=version, saved_step=step)
     state.counters.num_replacements = 0
     state.stopping = None

@@ -198,6 +198,8 @@ class FakeWorld:
                     self._at(0.05 * (i + 1), lambda machine=machine: self._arrive(machine, command.version))
             case m.SaveCheckpoint():
                 self.send(0.1, m.CheckpointSaved(command.id, command.step))
+            case m.Fetch():
+                self._at(0.1, lambda: self._fetch(command))
             case m.SetChain() | m.RetainVersions() | m.Forget():
                 pass
             case m.EndRun():
@@ -301,6 +303,12 @@ class FakeWorld:
             yield m.VersionComplete(machine, version)
             if len(self.relays[machine]) > self.config.relay.num_versions_kept:
                 yield m.VersionEvicted(machine, self.relays[machine].pop(0))
+
+    def _fetch(self, command: m.Fetch) -> Iterator[m.AnyEvent]:
+        if command.version in self.relays.get(command.source, []):
+            yield from self._arrive(command.machine, command.version)
+        else:
+            yield m.CommandFailed(command.id, f"machine {command.source} has not got version {command.version}")
 
     def _relay_report(self, machine: m.MachineId) -> Iterator[m.AnyEvent]:
         if machine in self.relays:
