@@ -17,6 +17,9 @@ from laminar.config import Config
 CONFIG_FILE = "config.json"
 """The resolved configuration, in a run's folder beside everything else that the run writes."""
 
+KINDS = ("trajectory_level", "synchronous", "local", "http")
+"""Of tagged unions: they stand in the place of an error, and are no part of a setting's name."""
+
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of `path` with `a.b=c` overrides. Raises ValueError for everything a user can get wrong."""
@@ -98,7 +101,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _explain(details: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in details["loc"] if part not in ("trajectory_level", "synchronous"))
+    place = ".".join(str(part) for part in details["loc"] if part not in KINDS)
     if details["type"] == "extra_forbidden":
         return f"  {place}: no such setting{_nearest(place)}"
     if details["type"] == "missing":

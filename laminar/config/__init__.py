@@ -12,6 +12,7 @@ from laminar.config.rollout import (
     RewardConfig,
     RolloutConfig,
 )
+from laminar.config.sandbox import HttpSandboxConfig, LocalSandboxConfig, SandboxConfig
 from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
 from laminar.config.train import CheckpointConfig, TrainerConfig
@@ -30,6 +31,8 @@ __all__ = [
     "FaultsConfig",
     "Fraction",
     "FunctionPath",
+    "HttpSandboxConfig",
+    "LocalSandboxConfig",
     "ModelConfig",
     "ObserveConfig",
     "PacedConfig",
@@ -37,6 +40,7 @@ __all__ = [
     "RepackConfig",
     "RewardConfig",
     "RolloutConfig",
+    "SandboxConfig",
     "ScheduleConfig",
     "Seconds",
     "Section",
