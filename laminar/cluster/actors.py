@@ -68,7 +68,7 @@ class RolloutActor:
             self._secrets.token,
             deadline_s=self._config.faults.load_deadline_s,
         )
-        self._worker = build_worker(
+        self._worker = await build_worker(
             self._replica, self._machine, self._config, lambda version: take_lease(version=version)
         )
         return self._worker.start()

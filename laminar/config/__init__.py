@@ -11,6 +11,7 @@ from laminar.config.rollout import (
     RepackConfig,
     RewardConfig,
     RolloutConfig,
+    VllmEngineConfig,
 )
 from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
@@ -43,4 +44,5 @@ __all__ = [
     "SynchronousSchedule",
     "TrainerConfig",
     "TrajectoryLevelSchedule",
+    "VllmEngineConfig",
 ]

@@ -63,17 +63,21 @@ def lease(run_id: str, machine: int, token: bytes, version: int | None, deadline
     """
     until = time.monotonic() + deadline_s
     link: Link | None = None
+    fd = -1
     try:
         try:
             link = _connect(run_id, machine, token, until)
-            manifest, checksum, mapping = _ask(link, machine, version)
+            manifest, checksum, fd = _ask(link, machine, version)
+            mapping = map_read_only(fd, manifest.num_bytes)
         except LinkRefused:
             raise
         except OSError as error:
             raise RelayUnreachable(f"the relay of run {run_id!r} on machine {machine}: {error}") from error
         with _lent(mapping, manifest) as data:
-            yield LeasedVersion(manifest, checksum, data)
+            yield LeasedVersion(manifest, checksum, data, path=f"/proc/{os.getpid()}/fd/{fd}")
     finally:
+        if fd >= 0:
+            os.close(fd)
         if link is not None:
             link.close()
 
@@ -101,16 +105,17 @@ def _connect(run_id: str, machine: int, token: bytes, until: float) -> Link:
             return link
 
 
-def _ask(link: Link, machine: int, version: int | None) -> tuple[Manifest, int, mmap.mmap]:
+def _ask(link: Link, machine: int, version: int | None) -> tuple[Manifest, int, int]:
+    """The manifest, the checksum, and a descriptor of the segment, which is the caller's to close."""
     link.send(Kind.LEASE, msgspec.msgpack.encode(LeaseWish(version)))
     header, payload, fd = link.receive_with_descriptor(Kind.LEASED, Kind.GONE)
     if header.kind is Kind.GONE or fd is None:
         raise VersionGone(machine, version, decode(payload, LeaseDenial, link.peer).available)
     try:
-        manifest = decode(payload, Manifest, link.peer)
-        return manifest, header.checksum, map_read_only(fd, manifest.num_bytes)
-    finally:
+        return decode(payload, Manifest, link.peer), header.checksum, fd
+    except BaseException:
         os.close(fd)
+        raise
 
 
 @contextmanager
