@@ -63,7 +63,7 @@ class RolloutActor:
 
         deadline_s = self._config.faults.load_deadline_s
         self._reader = Reader(self._secrets.run_id, self._machine, self._secrets.token)
-        self._worker = build_worker(
+        self._worker = await build_worker(
             self._replica, self._machine, self._config, lambda version: self._reader.lease(version, deadline_s)
         )
         return self._worker.start()

@@ -10,6 +10,7 @@ from laminar.config.rollout import (
     EmbeddedEngineConfig,
     EngineConfig,
     EvaluationConfig,
+    PacedConfig,
     RepackConfig,
     RewardConfig,
     RolloutConfig,
@@ -48,6 +49,16 @@ class Config(Section):
         in_data = -(-self.data.num_epochs * num_prompts // self.batch.num_prompts_per_step)
         return min(in_data, self.trainer.num_steps or in_data)
 
+    @property
+    def num_trajectory_tokens_max(self) -> int:
+        """Tokens of the longest trajectory, its prompt included."""
+        return self.data.prompt_tokens_max + self.data.response_tokens_max
+
+    @property
+    def paced(self) -> PacedConfig | None:
+        """What the engine's steps are held back to, if they are."""
+        return self.engine.paced if isinstance(self.engine, EmbeddedEngineConfig) else None
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         if self.buffer.capacity_steps < 1:
@@ -85,9 +96,8 @@ class Config(Section):
                 f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
                 "on; lower it"
             )
-        longest = self.data.prompt_tokens_max + self.data.response_tokens_max
-        num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens
-        if longest > num_blocks * self.engine.block_tokens:
+        longest, room = self.num_trajectory_tokens_max, self.engine.kv_tokens_max
+        if room is not None and longest > room:
             raise ValueError(
                 f"one trajectory may need data.prompt_tokens_max + data.response_tokens_max = {longest} KV tokens, "
                 f"more than engine.kv_capacity_tokens={self.engine.kv_capacity_tokens} holds in whole blocks of "

@@ -85,6 +85,8 @@ class Reader:
         self._token = token
         self._mappings: dict[int, mmap.mmap] = {}
         """By the segment's id."""
+        self._descriptors: dict[int, int] = {}
+        """Of the mapped segments: other processes of this machine can open a segment only while one is."""
 
     @contextmanager
     def lease(self, version: int | None, deadline_s: float) -> Iterator[LeasedVersion]:
@@ -107,14 +109,15 @@ class Reader:
                     f"the relay of run {self._run_id!r} on machine {self._machine}: {error}"
                 ) from error
             with self._lend(segment, lent.manifest) as data:
-                yield LeasedVersion(lent.manifest, checksum, data)
+                path = f"/proc/{os.getpid()}/fd/{self._descriptors[segment]}"
+                yield LeasedVersion(lent.manifest, checksum, data, path=path)
         finally:
             if link is not None:
                 link.close()
 
     def close(self) -> None:
         """Unmap everything. A mapping that someone in this process still looks at goes with their last reference."""
-        for segment in list(self._mappings):
+        for segment in list(self._descriptors):
             self._unmap(segment)
 
     def _ask(self, link: Link, version: int | None) -> tuple[Lent, int, int]:
@@ -125,13 +128,16 @@ class Reader:
         try:
             lent = decode(payload, Lent, link.peer)
             known = os.fstat(fd)
-            for gone in [segment for segment in self._mappings if segment not in lent.segments]:
+            for gone in [segment for segment in self._descriptors if segment not in lent.segments]:
                 self._unmap(gone)
             if known.st_ino not in self._mappings:
+                self._unmap(known.st_ino)
                 self._mappings[known.st_ino] = map_read_only(fd, known.st_size)
+                self._descriptors[known.st_ino], fd = fd, -1
             return lent, header.checksum, known.st_ino
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     @contextmanager
     def _lend(self, segment: int, manifest: Manifest) -> Iterator[memoryview]:
@@ -154,8 +160,11 @@ class Reader:
                 )
 
     def _unmap(self, segment: int) -> None:
-        with suppress(BufferError):
-            self._mappings.pop(segment).close()
+        if (descriptor := self._descriptors.pop(segment, None)) is not None:
+            os.close(descriptor)
+        if (mapping := self._mappings.pop(segment, None)) is not None:
+            with suppress(BufferError):
+                mapping.close()
 
 
 def _release(view: memoryview, mapping: mmap.mmap) -> bool:

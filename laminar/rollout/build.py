@@ -1,8 +1,10 @@
 """Builds a rollout worker from the configuration: its engine, its rules, its environment."""
 
+from typing import assert_never
+
 import msgspec
 
-from laminar.config import Config
+from laminar.config import Config, EmbeddedEngineConfig, VllmEngineConfig
 from laminar.control.messages import MachineId, ReplicaId
 from laminar.data.tokens import text_decoder, text_encoder
 from laminar.envs.env import load_environment
@@ -13,13 +15,22 @@ from laminar.rollout.worker import Lease, RolloutWorker, Turns
 CUT_MARK = " …[cut]"
 
 
-def build_engine(config: Config) -> Engine:
-    from laminar.rollout.engines.embedded import EmbeddedEngine  # torch, so only where something decodes
+async def build_engine(config: Config) -> Engine:
+    """An engine that is up; raises ValueError for settings that this machine cannot serve."""
+    match config.engine:
+        case EmbeddedEngineConfig():
+            from laminar.rollout.engines.embedded import EmbeddedEngine  # torch, so only where something decodes
 
-    return EmbeddedEngine(config.engine, config.model.path)
+            return EmbeddedEngine(config.engine, config.model.path)
+        case VllmEngineConfig():
+            from laminar.rollout.engines.vllm_setup import start_vllm
+
+            return await start_vllm(config.engine, config.model.path, num_tokens_max=config.num_trajectory_tokens_max)
+        case _:
+            assert_never(config.engine)
 
 
-def build_worker(replica: ReplicaId, machine: MachineId, config: Config, lease: Lease) -> RolloutWorker:
+async def build_worker(replica: ReplicaId, machine: MachineId, config: Config, lease: Lease) -> RolloutWorker:
     import torch
 
     from laminar.rollout.engines.architecture import read_stop_token_ids
@@ -48,7 +59,7 @@ def build_worker(replica: ReplicaId, machine: MachineId, config: Config, lease: 
     return RolloutWorker(
         replica,
         machine,
-        build_engine(config),
+        await build_engine(config),
         lease,
         rules=rules,
         evaluation_rules=evaluation_rules,

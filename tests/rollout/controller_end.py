@@ -147,13 +147,16 @@ class Replica:
 
     def __init__(self, id: int, controller: Controller, lease: Lease, *, worker: RolloutWorker | None = None) -> None:
         self.controller = controller
-        self.worker = worker or build_worker(ReplicaId(id), MachineId(0), controller.config, lease)
+        self.worker: RolloutWorker
+        self._id, self._lease, self._given = ReplicaId(id), lease, worker
         self.events: list[ReplicaReport | Released | Loaded | LoadFailed] = []
         self.finished: dict[TrajectoryId, Finished] = {}
         self.failed: dict[TrajectoryId, Failed] = {}
         self.listening: asyncio.Task[None]
 
     async def __aenter__(self) -> Self:
+        config = self.controller.config
+        self.worker = self._given or await build_worker(self._id, MachineId(0), config, self._lease)
         self.worker.start()
         self.listening = asyncio.create_task(self._listen())
         return self

@@ -19,10 +19,11 @@ import torch
 from laminar.config import EmbeddedEngineConfig
 from laminar.control.messages import DecodeCost
 from laminar.relay.manifest import LeasedVersion
+from laminar.rollout.engines.admission import Limits, refuse_impossible
 from laminar.rollout.engines.architecture import read_stop_token_ids
 from laminar.rollout.engines.batch import Batch
 from laminar.rollout.engines.calibration import measure_decode_cost
-from laminar.rollout.engines.engine import Delta, EngineStats, Request, StopReason
+from laminar.rollout.engines.engine import Capabilities, Delta, EngineStats, Request, StopReason
 from laminar.rollout.engines.kv_slots import KvSlots
 from laminar.rollout.engines.pacing import Pacer
 from laminar.rollout.engines.sequence import Sequence
@@ -43,14 +44,20 @@ class EmbeddedEngine:
         self._config = config
         self._transformer = Transformer(model_path)
         self._stop_token_ids = frozenset(read_stop_token_ids(model_path) if stop_token_ids is None else stop_token_ids)
+        architecture = self._transformer.architecture
         num_blocks = config.kv_capacity_tokens // config.block_tokens
-        self._num_tokens_max = min(num_blocks * config.block_tokens, self._transformer.architecture.num_positions_max)
-        if self._num_tokens_max < 2:
+        self._limits = Limits(
+            vocab_size=architecture.vocab_size,
+            kv_capacity_tokens=config.kv_capacity_tokens,
+            num_positions_max=architecture.num_positions_max,
+            num_tokens_max=min(num_blocks * config.block_tokens, architecture.num_positions_max),
+        )
+        if self._limits.num_tokens_max < 2:
             raise ValueError(
                 f"engine.kv_capacity_tokens={config.kv_capacity_tokens} is not one block of "
                 f"engine.block_tokens={config.block_tokens}; raise the former"
             )
-        slots = KvSlots(self._transformer.architecture, num_tokens_max=self._num_tokens_max)
+        slots = KvSlots(architecture, num_tokens_max=self._limits.num_tokens_max)
         self._slots = slots
         self._batch = Batch(slots, num_slots=config.num_slots, num_blocks=num_blocks, block_tokens=config.block_tokens)
         self._pacer = Pacer(config.paced, kv_capacity_tokens=config.kv_capacity_tokens) if config.paced else None
@@ -63,14 +70,14 @@ class EmbeddedEngine:
         self._decode_cost: DecodeCost | None = None
         self._closed = False
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(noise_by_position=True)
+
     def submit(self, requests: Sequences[Request]) -> None:
         if self._version is None:
             raise RuntimeError("the engine holds no weights; load a version before submitting requests")
-        ids = [request.id for request in requests]
-        if len(set(ids)) < len(ids) or any(id_ in self._alive for id_ in ids):
-            raise ValueError(f"request ids {ids} repeat, or are alive already; give each request its own")
-        for request in requests:
-            self._refuse_impossible(request)
+        refuse_impossible(requests, self._alive, self._limits)
         if self._pacer and not self._alive and self._undelivered is None:
             self._pacer.restart()
         for request in requests:
@@ -153,7 +160,7 @@ class EmbeddedEngine:
         if self._decode_cost is None:
             with torch.inference_mode():
                 self._decode_cost = measure_decode_cost(
-                    self._transformer, num_slots=self._config.num_slots, num_tokens_max=self._num_tokens_max
+                    self._transformer, num_slots=self._config.num_slots, num_tokens_max=self._limits.num_tokens_max
                 )
         return self._decode_cost
 
@@ -212,33 +219,3 @@ class EmbeddedEngine:
             if delta.request == id_:
                 return deltas.pop(index)
         return None
-
-    def _refuse_impossible(self, request: Request) -> None:
-        name, num_tokens = f"request {request.id}", len(request.token_ids)
-        if not 0 <= request.position < num_tokens:
-            raise ValueError(
-                f"{name} has {num_tokens} tokens, {request.position} of them of the response; it needs a prompt"
-            )
-        if request.num_new_tokens_max < 1 or request.temperature < 0:
-            raise ValueError(
-                f"{name} asks for {request.num_new_tokens_max} new tokens at temperature {request.temperature}; "
-                "ask for at least 1, at 0 or more"
-            )
-        if not request.evaluation and (request.top_p < 1 or request.top_k > 0):
-            raise ValueError(
-                f"{name} would train on truncated sampling (top_p={request.top_p}, top_k={request.top_k}), whose "
-                "log-probs are not the policy's; leave them off, or mark the request as evaluation"
-            )
-        vocab_size = self._transformer.architecture.vocab_size
-        if min(request.token_ids) < 0 or max(request.token_ids) >= vocab_size:
-            raise ValueError(
-                f"{name} has token ids outside the model's vocabulary of {vocab_size}; is it its tokenizer?"
-            )
-        num_needed = num_tokens + request.num_new_tokens_max
-        if num_needed > self._num_tokens_max:
-            raise ValueError(
-                f"{name} may need {num_tokens} + {request.num_new_tokens_max} = {num_needed} KV tokens, but "
-                f"engine.kv_capacity_tokens={self._config.kv_capacity_tokens} and the model's max_position_embeddings="
-                f"{self._transformer.architecture.num_positions_max} allow {self._num_tokens_max}; "
-                "lower data.response_tokens_max or raise engine.kv_capacity_tokens"
-            )
