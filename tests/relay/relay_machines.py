@@ -142,7 +142,7 @@ class LocalRelay:
 
 
 class RelayProcess:
-    """A machine's relay in a process of its own (relay_process.py), told what to do over its pipes."""
+    """A machine's relay in a process of its own (laminar.bench.relay_process), told what to do over its pipes."""
 
     def __init__(self, machine: int, run_id: str, config: RelayConfig) -> None:
         self.machine = machine
@@ -150,7 +150,7 @@ class RelayProcess:
         self._replies: list[Any] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("relay_process.py"))],
+            [sys.executable, "-m", "laminar.bench.relay_process"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -168,6 +168,9 @@ class RelayProcess:
 
     def retain(self, versions: list[int]) -> None:
         self._ask({"retain": versions})
+
+    def send_version(self, version: int, address: tuple[str, int]) -> None:
+        self._ask({"send_version": version, "to": address})
 
     def status(self) -> RelayStatus:
         return msgspec.convert(self._ask({"status": True}), RelayStatus)
