@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from laminar.bench.speech import Speech
 from laminar.relay.segments import Segment
 
 BLOCK_BYTES = 4 << 20
@@ -34,13 +35,14 @@ class CopyProcess:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def serve(self) -> None:
-        _say(self._listener.getsockname())
+        speech = Speech()
+        speech.reply(self._listener.getsockname())
         for line in sys.stdin:
             order: dict[str, Any] = json.loads(line)
             started = time.monotonic()
             for address in order["send_to"]:
                 self._send(tuple(address))
-            _say(time.monotonic() - started)
+            speech.reply(time.monotonic() - started)
 
     def _send(self, address: tuple[str, int]) -> None:
         with socket.create_connection(address, timeout=STALL_S) as connection:
@@ -58,11 +60,6 @@ class CopyProcess:
                     block = self._segment.view[start : min(start + BLOCK_BYTES, self._num_bytes)]
                     start += connection.recv_into(block)
                 connection.sendall(b"k")
-
-
-def _say(reply: object) -> None:
-    sys.stdout.write(json.dumps({"reply": reply}) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

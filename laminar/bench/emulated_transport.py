@@ -24,6 +24,7 @@ class Emulation(msgspec.Struct, frozen=True):
 
 class EmulatedTransport:
     name = "sockets"
+    writes_remotely = False
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
@@ -54,6 +55,9 @@ class EmulatedOutlet:
             self._link.receive(Kind.ANSWER)
 
     def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

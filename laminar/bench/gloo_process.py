@@ -1,12 +1,13 @@
 """Is one rank of a gloo broadcast: what torch.distributed takes for what the relay chain does."""
 
-import json
 import os
 import sys
 import time
 from datetime import timedelta
 
 import msgspec
+
+from laminar.bench.speech import Speech
 
 DEADLINE_S = 120.0
 
@@ -22,6 +23,7 @@ class Start(msgspec.Struct):
 
 
 def main(start: Start) -> None:
+    speech = Speech()
     os.environ["GLOO_SOCKET_IFNAME"] = start.interface
     import torch
     from torch import distributed
@@ -35,18 +37,13 @@ def main(start: Start) -> None:
         timeout=timedelta(seconds=DEADLINE_S),
     )
     weights = torch.full((start.payload_bytes // 4,), float(start.rank))
-    _say(None)
+    speech.reply(None)
     for _ in sys.stdin:
         distributed.barrier()
         began_s = time.monotonic()
         distributed.broadcast(weights, src=0)
-        _say([began_s, time.monotonic()])
+        speech.reply([began_s, time.monotonic()])
     distributed.destroy_process_group()
-
-
-def _say(reply: object) -> None:
-    sys.stdout.write(json.dumps({"reply": reply}) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Broadcasts by Ray's object store: one put, and a task on each of several nodes that takes the object."""
 
-import json
 import os
 import sys
 import time
 
 import msgspec
+
+from laminar.bench.speech import Speech
 
 DEADLINE_S = 120.0
 STORE_BYTES = 512 << 20
@@ -19,6 +20,7 @@ class Start(msgspec.Struct):
 
 
 def main(start: Start) -> None:
+    speech = Speech()
     os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     import numpy as np
     import ray
@@ -37,22 +39,15 @@ def main(start: Start) -> None:
     takers = [take.options(resources={f"machine_{index}": 1}) for index in range(start.num_nodes)]
     nothing = ray.put(np.ones(1, np.uint8))
     ray.get([taker.remote(nothing) for taker in takers], timeout=DEADLINE_S)  # Their workers are up now.
-    _say(None)
+    speech.reply(None)
     for _ in sys.stdin:
         weights = ray.put(np.ones(start.payload_bytes, np.uint8))
         began_s = time.monotonic()
-        _say(max(ray.get([taker.remote(weights) for taker in takers], timeout=DEADLINE_S)) - began_s)
+        speech.reply(max(ray.get([taker.remote(weights) for taker in takers], timeout=DEADLINE_S)) - began_s)
         del weights
     ray.shutdown()
     cluster.shutdown()
 
 
-def _say(reply: object) -> None:
-    os.write(STDOUT, (json.dumps({"reply": reply}) + "\n").encode())
-
-
 if __name__ == "__main__":
-    # Ray prints what it likes; replies keep the pipe to themselves.
-    STDOUT = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     main(msgspec.json.decode(sys.stdin.readline(), type=Start))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from laminar.bench.emulated_transport import EmulatedTransport, Emulation
+from laminar.bench.speech import Speech
 from laminar.config import RelayConfig
 from laminar.relay.chunks import version_checksum
 from laminar.relay.happenings import RelayHappening
@@ -39,7 +40,7 @@ class Start(msgspec.Struct):
 class RelayProcess:
     def __init__(self, start: Start) -> None:
         self._start = start
-        self._speaking = threading.Lock()
+        self._speech = Speech()
         self._happened = threading.Event()
         emulation = start.emulation
         self._relay = Relay(
@@ -55,9 +56,9 @@ class RelayProcess:
             threading.Thread(target=self._report, daemon=True).start()
 
     def serve(self) -> None:
-        self._say({"reply": self._relay.address})
+        self._speech.reply(self._relay.address)
         for line in sys.stdin:
-            self._say({"reply": self._obey(json.loads(line))})
+            self._speech.reply(self._obey(json.loads(line)))
         self._relay.close()
 
     def _obey(self, order: dict[str, Any]) -> object:
@@ -84,19 +85,16 @@ class RelayProcess:
             return {"version": leased.manifest.version, "whole": whole, "checksum": leased.checksum}
 
     def _tell(self, happening: RelayHappening) -> None:
-        self._say({**msgspec.structs.asdict(happening), "type": type(happening).__name__, "at_s": time.monotonic()})
+        self._speech.tell(
+            {**msgspec.structs.asdict(happening), "type": type(happening).__name__, "at_s": time.monotonic()}
+        )
         self._happened.set()
 
     def _report(self) -> None:
         while True:
             self._happened.wait(REPORT_INTERVAL_S)
             self._happened.clear()
-            self._say({"type": "report", "status": msgspec.to_builtins(self._relay.status())})
-
-    def _say(self, message: dict[str, object]) -> None:
-        with self._speaking:
-            sys.stdout.write(json.dumps(message) + "\n")
-            sys.stdout.flush()
+            self._speech.tell({"type": "report", "status": msgspec.to_builtins(self._relay.status())})
 
 
 if __name__ == "__main__":

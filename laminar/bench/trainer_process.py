@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
+from laminar.bench.speech import Speech
 from laminar.config import RelayConfig
 from laminar.relay.manifest import Probe
 from laminar.relay.publish import Publisher
@@ -32,7 +33,7 @@ class TrainerProcess:
 
     def __init__(self, start: Start) -> None:
         torch.set_num_threads(1)
-        self._speaking = threading.Lock()
+        self._speech = Speech()
         self._publisher = Publisher(start.run_id, bytes.fromhex(start.token), RelayConfig(**start.config))
         self._tensors = [
             (f"layer.{offset // TENSOR_BYTES}", torch.zeros(min(TENSOR_BYTES, start.payload_bytes - offset) // 4))
@@ -43,9 +44,9 @@ class TrainerProcess:
         threading.Thread(target=self._report, daemon=True).start()
 
     def serve(self) -> None:
-        self._say({"reply": None})
+        self._speech.reply(None)
         for line in sys.stdin:
-            self._say({"reply": self._obey(json.loads(line))})
+            self._speech.reply(self._obey(json.loads(line)))
         self._publisher.close()
 
     def _obey(self, order: dict[str, Any]) -> object:
@@ -85,14 +86,9 @@ class TrainerProcess:
     def _report(self) -> None:
         while True:
             time.sleep(REPORT_INTERVAL_S)
-            self._say({"type": "sender", "status": msgspec.to_builtins(self._publisher.sender_status())})
+            self._speech.tell({"type": "sender", "status": msgspec.to_builtins(self._publisher.sender_status())})
             for happening in self._publisher.sender_events():
-                self._say({**msgspec.structs.asdict(happening), "type": type(happening).__name__})
-
-    def _say(self, message: dict[str, object]) -> None:
-        with self._speaking:
-            sys.stdout.write(json.dumps(message) + "\n")
-            sys.stdout.flush()
+                self._speech.tell({**msgspec.structs.asdict(happening), "type": type(happening).__name__})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from laminar.relay.manifest import Manifest, Probe
 from laminar.relay.relay import Relay, RelayStatus
 from laminar.relay.shards import Shard
 from laminar.relay.stream import push
-from laminar.relay.transport import SocketTransport
+from laminar.relay.transport import SocketTransport, Transport
 
 ROOT = Path(__file__).parents[2]
 TOKEN = b"the token of this test's run"
@@ -73,7 +73,15 @@ class GatedSource:
         return chunk_checksum(self.view[chunk_span(index, self.manifest.num_bytes, self.manifest.chunk_bytes)])
 
 
-def send(address: tuple[str, int], run_id: str, source: GatedSource, *, epoch: int = 1, token: bytes = TOKEN) -> None:
+def send(
+    address: tuple[str, int],
+    run_id: str,
+    source: GatedSource,
+    *,
+    epoch: int = 1,
+    token: bytes = TOKEN,
+    transport: Transport | None = None,
+) -> None:
     """What a trainer's sender does for one version; raises what it would see."""
     link = dial(address, Credentials(run_id, token), 5.0)
     try:
@@ -81,7 +89,7 @@ def send(address: tuple[str, int], run_id: str, source: GatedSource, *, epoch: i
             link,
             source,
             epoch,
-            SocketTransport(),
+            transport or SocketTransport(),
             answer_deadline_s=DEADLINE_S,
             still_wanted=lambda: True,
             on_progress=lambda _num_bytes: None,
