@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ from laminar.control.state import ClusterState
 
 TICK_S = 0.1
 TOKEN = "6c616d696e6172"
+START_DEADLINE_S = 90.0
 END_DEADLINE_S = 20.0
 
 
@@ -71,7 +73,7 @@ class Fleet:
             )
             for machine in machines[1:]
         }
-        self.trainer = Child(
+        self._start_trainer = lambda: Child(
             "laminar.bench.trainer_process",
             machines[0],
             {
@@ -83,6 +85,7 @@ class Fleet:
             },
             lambda news: self._news.put(("trainer", 0, news)),
         )
+        self.trainer = self._start_trainer()
         self._addresses: dict[int, tuple[str, int]] = {}
         self._thread = threading.Thread(target=self._control, name="fleet-control", daemon=True)
         self._start()
@@ -93,6 +96,12 @@ class Fleet:
         done = self.trainer.ask(order)
         self._news.put(("handed_over", version, None))
         return HandOver(version, done["stall_s"], done["at_s"])
+
+    def restart_trainer(self) -> None:
+        """In place of one that was killed."""
+        self.trainer = self._start_trainer()
+        self.trainer.started.result(START_DEADLINE_S)
+        self._link(SetChain(self._state.new_command(), tuple(self._state.chain)))
 
     def wait_complete(self, version: int, machines: Iterable[int], deadline_s: float) -> float:
         """When the last of these machines had the version. Raises TimeoutError, naming those that have not."""
@@ -126,16 +135,17 @@ class Fleet:
         """End every process; those that were stopped or killed too."""
         self._news.put(None)
         self._thread.join(END_DEADLINE_S)
-        for child in (self.trainer, *self.relays.values()):
-            child.end()
+        with ExitStack() as stack:  # One that does not end keeps none of the others from ending.
+            for child in (self.trainer, *self.relays.values()):
+                stack.callback(child.end)
 
     # ----------------------------------------------------------------------------------- the control thread, below
 
     def _start(self) -> None:
         for index, relay in self.relays.items():
-            host, port = relay.started.result(END_DEADLINE_S * 3)
+            host, port = relay.started.result(START_DEADLINE_S)
             self._addresses[index] = (host, port)
-        self.trainer.started.result(END_DEADLINE_S * 3)
+        self.trainer.started.result(START_DEADLINE_S)
         for index in self.relays:
             self._execute(broadcast.take_in_start(self._state, MachineId(index), time.monotonic()))
         self._thread.start()

@@ -36,9 +36,8 @@ def gloo_s(machines: list[Machine], payload_bytes: int) -> float:
         for machine in machines
     ]
     with _children("laminar.bench.gloo_process", machines, starts) as ranks:
-        for _ in range(2):
-            told = [rank.order({}) for rank in ranks]
-            times = [one.result() for one in told]
+        _broadcast(ranks)
+        times = _broadcast(ranks)
         return max(ended for _, ended in times) - times[0][0]
 
 
@@ -48,6 +47,11 @@ def ray_s(machine: Machine, num_nodes: int, payload_bytes: int) -> float:
     with _children("laminar.bench.ray_process", [machine], [start]) as (driver,):
         driver.ask({})
         return driver.ask({})
+
+
+def _broadcast(ranks: list[Child]) -> list[tuple[float, float]]:
+    """When each rank began and ended."""
+    return [told.result() for told in [rank.order({}) for rank in ranks]]
 
 
 def _copies_s(machines: list[Machine], payload_bytes: int, num_rounds: int) -> float:

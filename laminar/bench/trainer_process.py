@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import torch
 
+from laminar.bench.emulated_trainer import EmulatedTrainer
+from laminar.bench.emulated_transport import Emulation
 from laminar.bench.speech import Speech
 from laminar.config import RelayConfig
+from laminar.relay.handshake import Credentials
 from laminar.relay.manifest import Probe
 from laminar.relay.publish import Publisher
 
@@ -26,6 +29,7 @@ class Start(msgspec.Struct):
     token: str
     config: dict[str, Any]
     payload_bytes: int
+    emulation: Emulation | None = None
 
 
 class TrainerProcess:
@@ -34,7 +38,11 @@ class TrainerProcess:
     def __init__(self, start: Start) -> None:
         torch.set_num_threads(1)
         self._speech = Speech()
-        self._publisher = Publisher(start.run_id, bytes.fromhex(start.token), RelayConfig(**start.config))
+        config, token = RelayConfig(**start.config), bytes.fromhex(start.token)
+        self._emulated = start.emulation and EmulatedTrainer(
+            Credentials(start.run_id, token), config, start.payload_bytes, start.emulation
+        )
+        self._publisher = Publisher(start.run_id, token, config)
         self._tensors = [
             (f"layer.{offset // TENSOR_BYTES}", torch.zeros(min(TENSOR_BYTES, start.payload_bytes - offset) // 4))
             for offset in range(0, start.payload_bytes, TENSOR_BYTES)
@@ -48,11 +56,13 @@ class TrainerProcess:
         for line in sys.stdin:
             self._speech.reply(self._obey(json.loads(line)))
         self._publisher.close()
+        if self._emulated is not None:
+            self._emulated.close()
 
     def _obey(self, order: dict[str, Any]) -> object:
         match order:
             case {"set_master": address, "epoch": epoch}:
-                self._publisher.set_master(tuple(address) if address else None, epoch=epoch)
+                (self._emulated or self._publisher).set_master(tuple(address) if address else None, epoch=epoch)
             case {"hand_over": version, "num_relays": num_relays}:
                 return self._hand_over(version, num_relays)
             case {"copy": _}:
@@ -62,6 +72,8 @@ class TrainerProcess:
         return None
 
     def _hand_over(self, version: int, num_relays: int) -> dict[str, float]:
+        if self._emulated is not None:
+            return {"stall_s": self._emulated.hand_over(version, num_relays), "at_s": time.monotonic()}
         for _, tensor in self._tensors:
             tensor.view(torch.int32).fill_(version)
         stall_s = self._publisher.hand_over(
@@ -86,7 +98,8 @@ class TrainerProcess:
     def _report(self) -> None:
         while True:
             time.sleep(REPORT_INTERVAL_S)
-            self._speech.tell({"type": "sender", "status": msgspec.to_builtins(self._publisher.sender_status())})
+            status = self._publisher.sender_status() if self._emulated is None else self._emulated.status()
+            self._speech.tell({"type": "sender", "status": msgspec.to_builtins(status)})
             for happening in self._publisher.sender_events():
                 self._speech.tell({**msgspec.structs.asdict(happening), "type": type(happening).__name__})
 

@@ -53,7 +53,11 @@ class NixlTransport:
 
     def __init__(self) -> None:
         try:
-            from nixl_cu12._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
+            from nixl_cu12._api import (  # pyright: ignore[reportMissingImports]
+                nixl_agent,
+                nixl_agent_config,
+                nixl_thread_sync_t,
+            )
         except ImportError as error:
             raise ValueError(
                 f"relay.transport=nixl needs the extra `rdma` (pip install 'laminar-rl[rdma]'): {error}"

@@ -1,7 +1,7 @@
 """Which older versions are sent to which machine, and which are not."""
 
 from laminar.control import fetch
-from laminar.control.messages import Fetch, MachineId, ReplicaId, TrajectoryId
+from laminar.control.messages import Fetch, GroupId, MachineId, PromptId, ReplicaId, TrajectoryId
 from laminar.control.relay_state import Relay
 from laminar.control.state import Awaited, ClusterState, Replica, Trajectory, TrajectoryState
 from tests.control.fake_world import FakeWorld, make_config, make_plane
@@ -27,7 +27,7 @@ def ordered(state: ClusterState, now: float = 100.0) -> list[tuple[int, int, int
 
 def make_homeless(state: ClusterState, version: int) -> None:
     trajectory = Trajectory(
-        TrajectoryId(1), 0, 0, False, TrajectoryState.MOVING, None, None, version, 0.0, num_tokens=5
+        TrajectoryId(1), GroupId(0), PromptId(0), False, TrajectoryState.MOVING, None, None, version, 0.0, num_tokens=5
     )
     state.trajectories[trajectory.id] = trajectory
     state.homeless[trajectory.id] = None

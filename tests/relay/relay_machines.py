@@ -60,12 +60,12 @@ class GatedSource:
         if gate is None:
             self.opened.set()
 
-    def wait_chunk(self, index: int, _still_wanted: Callable[[], bool]) -> int:
+    def wait_chunk(self, index: int, still_wanted: Callable[[], bool]) -> int:
         if self.gate is not None and index >= self.gate:
             assert self.opened.wait(DEADLINE_S), "nobody lifted the gate"
         return self.chunk_checksum(index)
 
-    def wait_complete(self, _still_wanted: Callable[[], bool]) -> int:
+    def wait_complete(self, still_wanted: Callable[[], bool]) -> int:
         num_chunks = count_chunks(self.manifest.num_bytes, self.manifest.chunk_bytes)
         return combine_checksums([self.chunk_checksum(index) for index in range(num_chunks)])
 
