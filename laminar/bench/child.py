@@ -80,7 +80,7 @@ class Child:
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Have it close and end; raises if it does not do so by itself, with status 0."""
+        """Have it close and end, unless it was killed; raises if it does not do so by itself, with status 0."""
         if self._process.poll() is None:
             assert self._process.stdin is not None
             self._process.stdin.close()

@@ -128,6 +128,11 @@ class Fleet:
             return [one for one in self._happenings if one["type"] == kind]
 
     @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where the relays listen."""
+        return list(self._addresses.values())
+
+    @property
     def chain(self) -> list[int]:
         return [int(machine) for machine in self._state.chain]
 

@@ -81,6 +81,7 @@ def send(
     epoch: int = 1,
     token: bytes = TOKEN,
     transport: Transport | None = None,
+    beside: bool = False,
 ) -> None:
     """What a trainer's sender does for one version; raises what it would see."""
     link = dial(address, Credentials(run_id, token), 5.0)
@@ -93,6 +94,7 @@ def send(
             answer_deadline_s=DEADLINE_S,
             still_wanted=lambda: True,
             on_progress=lambda _num_bytes: None,
+            beside=beside,
         )
     finally:
         link.close()
