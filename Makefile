@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart test check setup bench seeds compare docs clean
+.PHONY: quickstart test check setup bench soak-relay seeds compare docs clean
 
 quickstart: $(VENV)/core  ## train the quickstart model on CPU and write runs/quickstart/report.html
 	$(BIN)/laminar run configs/quickstart.yaml --fresh $(ARGS)
@@ -20,9 +20,13 @@ check: $(VENV)/dev  ## format, lint, types, layers
 
 setup: $(VENV)/dev  ## a virtual environment with everything for development
 
-bench: $(VENV)/dev  ## the engine beside Hugging Face generate, and the control loop
+bench: $(VENV)/dev  ## the engine beside Hugging Face generate, the control loop, the relay tier
 	$(BIN)/laminar bench engine --json
 	$(BIN)/laminar bench loop --json
+	$(BIN)/laminar bench relay --json
+
+soak-relay: $(VENV)/dev  ## 500 publishes of 64 MB with four readers, one of them slow
+	$(BIN)/pytest -m soak tests/relay
 
 seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 	$(BIN)/python -m scripts.seeds

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,9 @@ from laminar.relay.handshake import Credentials, Purpose, introduce
 from laminar.relay.links import Kind, Link, LinkRefused, decode
 from laminar.relay.manifest import LeasedVersion, Manifest
 from laminar.relay.segments import map_read_only
+
+if TYPE_CHECKING:
+    from laminar.relay.pinning import Pinned
 
 RETRY_S = 0.02
 SOCKET_NAME_BYTES_MAX = 107
@@ -79,14 +83,17 @@ class Reader:
     at the next lease, so that their memory does not outlive their use.
     """
 
-    def __init__(self, run_id: str, machine: int, token: bytes) -> None:
+    def __init__(self, run_id: str, machine: int, token: bytes, *, pin: bool = False) -> None:
+        """pin: for an accelerator; each segment is pinned when it is mapped."""
         self._run_id = run_id
         self._machine = machine
         self._token = token
+        self._pin = pin
         self._mappings: dict[int, mmap.mmap] = {}
         """By the segment's id."""
         self._descriptors: dict[int, int] = {}
         """Of the mapped segments: other processes of this machine can open a segment only while one is."""
+        self._pinned: dict[int, Pinned] = {}
 
     @contextmanager
     def lease(self, version: int | None, deadline_s: float) -> Iterator[LeasedVersion]:
@@ -132,7 +139,7 @@ class Reader:
                 self._unmap(gone)
             if known.st_ino not in self._mappings:
                 self._unmap(known.st_ino)
-                self._mappings[known.st_ino] = map_read_only(fd, known.st_size)
+                self._map(known.st_ino, fd, known.st_size)
                 self._descriptors[known.st_ino], fd = fd, -1
             return lent, header.checksum, known.st_ino
         finally:
@@ -159,7 +166,16 @@ class Reader:
                     "it; copy what you need inside the block"
                 )
 
+    def _map(self, segment: int, fd: int, num_bytes: int) -> None:
+        mapping = self._mappings[segment] = map_read_only(fd, num_bytes)
+        if self._pin:
+            from laminar.relay.pinning import Pinned  # Needs torch, and an accelerator.
+
+            self._pinned[segment] = Pinned(memoryview(mapping))
+
     def _unmap(self, segment: int) -> None:
+        if (pinned := self._pinned.pop(segment, None)) is not None:
+            pinned.release()
         if (descriptor := self._descriptors.pop(segment, None)) is not None:
             os.close(descriptor)
         if (mapping := self._mappings.pop(segment, None)) is not None:
