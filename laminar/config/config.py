@@ -48,6 +48,11 @@ class Config(Section):
         in_data = -(-self.data.num_epochs * num_prompts // self.batch.num_prompts_per_step)
         return min(in_data, self.trainer.num_steps or in_data)
 
+    @property
+    def scored_by(self) -> str | None:
+        """What gives rewards: a function, else the environment; none: the rule of laminar/envs/math_answer.py."""
+        return self.reward.function or self.rollout.environment
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         if self.buffer.capacity_steps < 1:
@@ -72,6 +77,12 @@ class Config(Section):
                 f"rollout.report_interval_s={self.rollout.report_interval_s:g} leaves no room in "
                 f"faults.report_deadline_s={self.faults.report_deadline_s:g}: every replica would be taken for lost; "
                 "set the deadline to twice the interval or more"
+            )
+        rollout = self.rollout
+        if rollout.environment == "math_with_code" and rollout.num_turns_max < 2:
+            raise ValueError(
+                f"rollout.num_turns_max={rollout.num_turns_max} leaves no turn after a tool call; set it to "
+                "rollout.num_tool_calls_max + 1"
             )
         longest = self.data.prompt_tokens_max + self.data.response_tokens_max
         num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens

@@ -38,6 +38,7 @@ from laminar.control.messages import (
 from laminar.data.prompt_pool import PromptPool
 from laminar.data.records import Experience, Prompt
 from laminar.data.tokens import text_encoder
+from laminar.envs.sandbox.sandbox import NoSandbox, Sandbox
 from laminar.rollout.build import build_worker
 from laminar.rollout.engines.engine import Engine
 from laminar.rollout.episode import EpisodeRules
@@ -145,9 +146,19 @@ class Controller:
 class Replica:
     """A rollout worker and the pump that listens to it; alive inside `async with`."""
 
-    def __init__(self, id: int, controller: Controller, lease: Lease, *, worker: RolloutWorker | None = None) -> None:
+    def __init__(
+        self,
+        id: int,
+        controller: Controller,
+        lease: Lease,
+        *,
+        worker: RolloutWorker | None = None,
+        sandbox: Sandbox | None = None,
+    ) -> None:
         self.controller = controller
-        self.worker = worker or build_worker(ReplicaId(id), MachineId(0), controller.config, lease)
+        self.worker = worker or build_worker(
+            ReplicaId(id), MachineId(0), controller.config, lease, sandbox or NoSandbox()
+        )
         self.events: list[ReplicaReport | Released | Loaded | LoadFailed] = []
         self.finished: dict[TrajectoryId, Finished] = {}
         self.failed: dict[TrajectoryId, Failed] = {}
