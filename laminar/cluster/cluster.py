@@ -23,6 +23,7 @@ from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry
 from laminar.cluster.ray_session import RaySession
 from laminar.cluster.rewards import RewardWorkers
+from laminar.cluster.sandboxes import SandboxWorkers
 from laminar.config import Config
 from laminar.control import messages as m
 from laminar.relay.happenings import VersionSent
@@ -70,9 +71,8 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replicas: dict[m.ReplicaId, Member] = {}
         self._relays: dict[m.MachineId, Member] = {}
-        self._rewards = RewardWorkers(
-            config, session, registry, self._spawn, lambda cause: self._emit(m.RewardFailedToStart(cause))
-        )
+        self._rewards = RewardWorkers(config, session, registry, self._spawn, self._fail_start)
+        self._sandboxes = SandboxWorkers(config, session, secrets, registry, self._spawn, self._fail_start)
         self._trainer: Member | None = None
         self._trainer_is_up = False
         self._chain: m.SetChain | None = None
@@ -85,6 +85,7 @@ class Cluster:
         for machine in machines:
             self._start_relay(machine.id)
             self._rewards.start(machine)
+            self._sandboxes.start(machine)
         self._spawn(self._start_trainer())
         self._spawn(self._tick())
 
@@ -107,7 +108,7 @@ class Cluster:
         """End every process of the run; those that do not end within the deadline are killed."""
         for task in self._tasks:
             task.cancel()
-        members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members]
+        members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members, *self._sandboxes.members]
         if self._trainer is not None:
             members.append(self._trainer)
         closing = [asyncio.ensure_future(member.leaves()) for member in members]
@@ -337,6 +338,9 @@ class Cluster:
             await call
         except RayError as error:
             self._emit(event(cause_of(error)))
+
+    def _fail_start(self, cause: str) -> None:
+        self._emit(m.ServiceFailedToStart(cause))
 
     def _emit(self, event: m.AnyEvent) -> None:
         self._queue.put_nowait((time.monotonic() - self._epoch_s, event))

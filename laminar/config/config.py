@@ -59,6 +59,11 @@ class Config(Section):
         """What the engine's steps are held back to, if they are."""
         return self.engine.paced if isinstance(self.engine, EmbeddedEngineConfig) else None
 
+    @property
+    def scored_by(self) -> str | None:
+        """What gives rewards: a function, else the environment; none: the rule of laminar/envs/math_answer.py."""
+        return self.reward.function or self.rollout.environment
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         if self.buffer.capacity_steps < 1:
@@ -95,6 +100,12 @@ class Config(Section):
                 f"trainer.overlong.buffer_tokens={self.trainer.overlong.buffer_tokens} is more than "
                 f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
                 "on; lower it"
+            )
+        rollout = self.rollout
+        if rollout.environment == "math_with_code" and rollout.num_turns_max < 2:
+            raise ValueError(
+                f"rollout.num_turns_max={rollout.num_turns_max} leaves no turn after a tool call; set it to "
+                "rollout.num_tool_calls_max + 1"
             )
         longest, room = self.num_trajectory_tokens_max, self.engine.kv_tokens_max
         if room is not None and longest > room:

@@ -29,6 +29,9 @@ class EmbeddedEngineConfig(Section):
     """KV budget, in tokens; admission and utilization count whole blocks of it."""
     block_tokens: Count = 16
     """Tokens a logical KV block."""
+    kept_kv_share_max: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of the KV budget that may stay with trajectories that wait for a tool; the oldest goes when more is needed.
+    0: given up at once, and computed again."""
     prefill_chunk_tokens: Count = 256
     """Prompt tokens of one trajectory taken in by one engine step."""
     paced: PacedConfig | None = None
@@ -106,12 +109,21 @@ class RolloutConfig(Section):
     """Sampling temperature of training trajectories; log-probs are taken at the same."""
     report_interval_s: Seconds = 0.1
     """How often a replica reports; a report is also its heartbeat."""
-    environment: FunctionPath | None = None
-    """`path.py:Class` of an environment with turns (laminar/envs/env.py); none: single-turn."""
+    environment: Literal["math_with_code"] | FunctionPath | None = None
+    """`math_with_code`, or `path.py:Class` of one of yours (laminar/envs/env.py); none: single-turn."""
     environment_timeout_s: Seconds = 60.0
     """An environment that takes longer for one observation fails the trajectory by name."""
-    num_turns_max: Count = 8
-    """Turns of one trajectory in such an environment."""
+    num_turns_max: Count = 9
+    """Turns of one trajectory in such an environment: eight calls, and the answer."""
+    observation_tokens_max: Count | None = None
+    """Tokens of one observation; longer outputs are cut in their middle. None: what the response has left."""
+    num_tool_calls_max: Count = 8
+    """Tool calls of one trajectory of math_with_code; further ones are not executed, and the model is told."""
+    tool_format: Literal["auto", "template", "tags"] = "auto"
+    """How math_with_code's calls are written: as the tokenizer's chat template has it, or `<code>…</code>`.
+    `auto`: by the template if the tokenizer has one."""
+    parallel_tool_calls: bool = False
+    """With the template: whether a message may hold several calls. If not, the first `</tool_call>` ends the turn."""
 
 
 class RepackConfig(Section):
@@ -129,7 +141,8 @@ class RepackConfig(Section):
 
 class RewardConfig(Section):
     function: FunctionPath | None = None
-    """`path.py:name` of a verl-style compute_score; none: exact match of the last `Answer:` line."""
+    """`path.py:name` of a verl-style compute_score; none: the environment's `score`, by default exact match of the last
+    `Answer:` line."""
     timeout_s: Seconds = 10.0
     """A call that takes longer is killed, counted, and tried once more; then its trajectory is dropped by name."""
     num_workers: Count = 1

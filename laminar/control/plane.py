@@ -35,10 +35,10 @@ from laminar.control.messages import (
     ReplicaLost,
     ReplicaReport,
     ReplicaStarted,
-    RewardFailedToStart,
     RunStarted,
     Scored,
     SenderReport,
+    ServiceFailedToStart,
     StopRequested,
     Tick,
     TrainerLost,
@@ -124,7 +124,7 @@ class ControlPlane:
                     yield from training.take_in_checkpoint(state, event)
             case TrainerLost():
                 yield faults.end(state, failed=True, cause=f"the trainer was lost: {event.cause}")
-            case RewardFailedToStart():
+            case ServiceFailedToStart():
                 yield faults.end(state, failed=True, cause=event.cause)
             case RelayStarted():
                 yield from broadcast.take_in_start(state, event.machine, now)
@@ -185,6 +185,7 @@ class ControlPlane:
         replica.kv_utilization = event.kv_utilization
         replica.num_running, replica.num_waiting = event.num_running, event.num_waiting
         replica.num_preemptions = event.num_preemptions
+        replica.num_waiting_without_kv = event.num_waiting_without_kv
         self._take_in_progress(event)
         finished: list[Trajectory] = []
         for outcome in event.finished:

@@ -5,7 +5,7 @@ step) and gives way to the loop between steps. One core is used if the process s
 should: two threads on two busy cores collapse.
 
     submit -> waiting -> running --prefill--> decode --> deltas -> [held to the paced rate] -> next()
-                 ^----- preempted --'
+                 ^----- preempted --'             '- stopped, may go on -> kept, until it does or room is needed
 """
 
 import asyncio
@@ -59,7 +59,13 @@ class EmbeddedEngine:
             )
         slots = KvSlots(architecture, num_tokens_max=self._limits.num_tokens_max)
         self._slots = slots
-        self._batch = Batch(slots, num_slots=config.num_slots, num_blocks=num_blocks, block_tokens=config.block_tokens)
+        self._batch = Batch(
+            slots,
+            num_slots=config.num_slots,
+            num_blocks=num_blocks,
+            block_tokens=config.block_tokens,
+            kept_share_max=config.kept_kv_share_max,
+        )
         self._pacer = Pacer(config.paced, kv_capacity_tokens=config.kv_capacity_tokens) if config.paced else None
         self._alive: dict[int, Sequence] = {}
         self._undelivered: list[Delta] | None = None
@@ -90,6 +96,7 @@ class EmbeddedEngine:
     async def abort(self, ids: Sequences[int]) -> list[Delta]:
         aborted: list[Delta] = []
         for id_ in ids:
+            self._batch.give_up(id_)
             sequence = self._alive.pop(id_, None)
             if sequence is not None:
                 self._batch.remove(sequence)
@@ -127,8 +134,8 @@ class EmbeddedEngine:
     async def load(self, leased: LeasedVersion) -> None:
         """As in Engine; also WrongWeights if tensors are missing, unknown or misshapen, and then nothing was written.
 
-        After any other WrongWeights the engine holds no version and refuses requests until one loads. Cached prefixes
-        need no dropping: KV lives only as long as its request, and none is alive. The lease may end on return.
+        After any other WrongWeights the engine holds no version and refuses requests until one loads. KV that was kept
+        for requests that might go on is given up: it is the old version's. The lease may end on return.
         """
         if self._alive or self._undelivered:
             raise RuntimeError(
@@ -137,6 +144,8 @@ class EmbeddedEngine:
             )
         self._transformer.weights.refuse_misfits(leased)
         self._version = None
+        for request in tuple(self._batch.kept):
+            self._batch.give_up(request)
         with torch.inference_mode():
             self._transformer.load(leased)
         self._version = leased.manifest.version
@@ -151,6 +160,7 @@ class EmbeddedEngine:
             num_preemptions=batch.num_preemptions,
             num_steps=self._num_steps,
             version=self._version,
+            num_kept=len(batch.kept),
         )
 
     def decode_cost(self) -> DecodeCost:
@@ -205,7 +215,10 @@ class EmbeddedEngine:
             stop_reason = "stop"
         elif sequence.num_new == request.num_new_tokens_max:
             stop_reason = "length"
-        if stop_reason:
+        if stop_reason == "stop" and request.may_continue:
+            self._batch.keep(sequence)
+            del self._alive[request.id]
+        elif stop_reason:
             self._end(sequence)
         return Delta(request=request.id, token_ids=(token,), logprobs=(logprob,), stop_reason=stop_reason)
 

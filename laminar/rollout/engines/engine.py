@@ -28,6 +28,9 @@ class Request(msgspec.Struct, frozen=True):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     evaluation: bool = False
+    may_continue: bool = False
+    """Whether, once it has stopped, a request of this id may come that begins with its tokens: the engine may then keep
+    its KV, as long as nobody needs the room, until that request, or abort() of the id."""
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -64,6 +67,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Requests put back into the queue for want of KV blocks, since the start."""
     num_steps: int
     version: int | None
+    num_kept: int = 0
+    """Requests that have stopped and whose KV is kept; `kv_utilization` counts it."""
 
 
 class Engine(Protocol):
@@ -83,7 +88,8 @@ class Engine(Protocol):
     async def abort(self, ids: Sequence[int]) -> list[Delta]:
         """Stop these requests; returns their last deltas (tokens not yet delivered, stop_reason "abort").
 
-        An id that the engine does not hold any more is not in the list: its last delta came from next().
+        An id that the engine does not hold any more is not in the list: its last delta came from next(). KV that is
+        kept for one of them is given up.
         """
         ...
 
