@@ -88,7 +88,13 @@ class VllmEngineConfig(Section):
 
 def _engine_kind(engine: Any) -> str:
     """Settings that name no kind are the embedded engine's."""
-    return engine.get("kind", "embedded") if isinstance(engine, dict) else engine.kind
+    match engine:
+        case {"kind": kind}:
+            return str(kind)
+        case VllmEngineConfig():
+            return engine.kind
+        case _:
+            return "embedded"
 
 
 EngineConfig = Annotated[
