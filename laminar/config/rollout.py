@@ -35,6 +35,11 @@ class EmbeddedEngineConfig(Section):
     """Off by default; when on, every report says so."""
 
     @property
+    def num_gpus(self) -> int:
+        """That one replica reserves."""
+        return 0
+
+    @property
     def kv_tokens_max(self) -> int:
         """What one trajectory may take: the budget in whole blocks."""
         return self.kv_capacity_tokens // self.block_tokens * self.block_tokens
@@ -67,6 +72,11 @@ class VllmEngineConfig(Section):
     """Whether to do without CUDA graphs and compilation: starts sooner, decodes slower."""
     step_deadline_s: Seconds = 60.0
     """An engine that has work and makes no step for so long is taken for dead."""
+
+    @property
+    def num_gpus(self) -> int:
+        """That one replica reserves."""
+        return self.tensor_parallel_size if self.device == "cuda" else 0
 
     @property
     def kv_tokens_max(self) -> int | None:
