@@ -67,12 +67,16 @@ class Run:
         return json.loads((self.run_dir / "summary.json").read_text())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the event log says so far."""
-        return [line["event"] for line in self._log() if line.get("event", {}).get("event") == kind]
+        """What the event log says so far; commands can be asked for too."""
+        return [message for found, message in self.messages() if found == kind]
 
-    def commands(self, kind: str) -> list[dict[str, Any]]:
-        commands = [command for line in self._log() for command in line.get("commands", ())]
-        return [command for command in commands if command["command_type"] == kind]
+    def messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Events and the commands that they led to, by their names, in order."""
+        for line in self._log():
+            if "event" in line:
+                yield line["event"]["event"], line["event"]
+            for command in line.get("commands", ()):
+                yield command["command_type"], command
 
     def _log(self) -> Iterator[dict[str, Any]]:
         """Without headers; a last line that is not whole yet is left out."""
