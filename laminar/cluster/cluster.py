@@ -167,7 +167,8 @@ class Cluster:
 
     def _start_replica(self, id: m.ReplicaId, machine_id: m.MachineId) -> None:
         machine = self._session.machine(machine_id)
-        actor = self._session.place(RolloutActor, machine).remote(id, machine_id, self._config, self._secrets)
+        placed = self._session.place(RolloutActor, machine, num_gpus=self._config.engine.num_gpus)
+        actor = placed.remote(id, machine_id, self._config, self._secrets)
         member = self._replicas[id] = Member(actor, machine)
         member.listening = self._spawn(self._listen_to_replica(id, member))
 

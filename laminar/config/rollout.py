@@ -38,6 +38,11 @@ class EmbeddedEngineConfig(Section):
     """Off by default; when on, every report says so."""
 
     @property
+    def num_gpus(self) -> int:
+        """That one replica reserves."""
+        return 0
+
+    @property
     def kv_tokens_max(self) -> int:
         """What one trajectory may take: the budget in whole blocks."""
         return self.kv_capacity_tokens // self.block_tokens * self.block_tokens
@@ -72,6 +77,11 @@ class VllmEngineConfig(Section):
     """An engine that has work and makes no step for so long is taken for dead."""
 
     @property
+    def num_gpus(self) -> int:
+        """That one replica reserves."""
+        return self.tensor_parallel_size if self.device == "cuda" else 0
+
+    @property
     def kv_tokens_max(self) -> int | None:
         """What one trajectory may take: the budget in whole blocks; none: known only once the engine is up."""
         if self.kv_capacity_tokens is None:
@@ -91,7 +101,13 @@ class VllmEngineConfig(Section):
 
 def _engine_kind(engine: Any) -> str:
     """Settings that name no kind are the embedded engine's."""
-    return engine.get("kind", "embedded") if isinstance(engine, dict) else engine.kind
+    match engine:
+        case {"kind": kind}:
+            return str(kind)
+        case VllmEngineConfig():
+            return engine.kind
+        case _:
+            return "embedded"
 
 
 EngineConfig = Annotated[

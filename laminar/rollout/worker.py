@@ -86,6 +86,7 @@ class RolloutWorker:
         self._outbox: list[WorkerReport] = []
         self._urgent = asyncio.Event()
         self._reported_at_s = 0.0
+        self._last_words_said = False
         self._decoding: asyncio.Task[None] | None = None
 
     def start(self) -> ReplicaStarted:
@@ -158,7 +159,8 @@ class RolloutWorker:
     async def reports(self) -> list[WorkerReport]:
         """What happened since the last call, in order; waits a report interval for it, or until something is urgent.
 
-        Raises what ended the decoding, or the talk with an environment, if it was an error of ours.
+        Raises what ended the decoding (EngineDied, or an error of ours) or the talk with an environment; but not before
+        a last call has returned what came until then: tokens that were decoded need not be decoded again.
         """
         wait_s = self._reported_at_s + self._report_interval_s - time.monotonic()
         if wait_s > 0:
@@ -166,10 +168,13 @@ class RolloutWorker:
                 async with asyncio.timeout(wait_s):
                     await self._urgent.wait()
         assert self._decoding is not None, "start() comes first"
+        self._urgent.clear()
         for task in (self._decoding, *self._observing.values()):
             if task.done():
-                task.result()
-        self._urgent.clear()
+                if self._last_words_said:
+                    task.result()
+                self._last_words_said = True
+                self._urgent.set()
         self._reported_at_s = time.monotonic()
         reports, self._outbox = [*self._outbox, self._report()], []
         return reports

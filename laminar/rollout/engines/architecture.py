@@ -147,7 +147,7 @@ def _stretch_low_frequencies(plain: "torch.Tensor", rope: Rope) -> "torch.Tensor
 def _refuse_what_is_not_implemented(config: dict[str, Any], path: Path) -> None:
     model_type = config.get("model_type")
     if model_type not in MODEL_TYPES:
-        raise ValueError(f"{path}: model_type={model_type!r} is not served by the embedded engine, only {MODEL_TYPES}")
+        raise ValueError(f"{path}: model_type={model_type!r} is not served, only {MODEL_TYPES}")
     layer_types = set(config.get("layer_types") or ["full_attention"])
     refusals = {
         "use_sliding_window": bool(config.get("use_sliding_window", False)),
@@ -158,9 +158,7 @@ def _refuse_what_is_not_implemented(config: dict[str, Any], path: Path) -> None:
     }
     for field, refused in refusals.items():
         if refused:
-            raise ValueError(
-                f"{path}: {field}={config[field]!r} of this {model_type} is not implemented by the embedded engine"
-            )
+            raise ValueError(f"{path}: {field}={config[field]!r} of this {model_type} is not implemented")
 
 
 def _read_rope(config: dict[str, Any], path: Path) -> Rope:
@@ -170,7 +168,7 @@ def _read_rope(config: dict[str, Any], path: Path) -> Rope:
     kind = fields.get("rope_type") or fields.get("type") or "default"
     if kind not in ROPE_TYPES or fields.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(
-            f"{path}: {name}={fields!r} of this {config['model_type']} is not implemented by the embedded engine, "
+            f"{path}: {name}={fields!r} of this {config['model_type']} is not implemented, "
             f"only rope types {ROPE_TYPES} over the whole head"
         )
     return Rope(

@@ -23,7 +23,7 @@ from laminar.rollout.engines.admission import Limits, refuse_impossible
 from laminar.rollout.engines.architecture import read_stop_token_ids
 from laminar.rollout.engines.batch import Batch
 from laminar.rollout.engines.calibration import measure_decode_cost
-from laminar.rollout.engines.engine import Capabilities, Delta, EngineStats, Request, StopReason
+from laminar.rollout.engines.engine import Capabilities, Delta, EngineDied, EngineStats, Request, StopReason
 from laminar.rollout.engines.kv_slots import KvSlots
 from laminar.rollout.engines.pacing import Pacer
 from laminar.rollout.engines.sequence import Sequence
@@ -118,7 +118,7 @@ class EmbeddedEngine:
         """
         while self._undelivered is None:
             if self._closed:
-                raise RuntimeError("the engine is closed")
+                raise EngineDied("the engine is closed")
             if not self._alive:
                 self._work.clear()
                 await self._work.wait()
@@ -175,7 +175,7 @@ class EmbeddedEngine:
         return self._decode_cost
 
     async def close(self) -> None:
-        """Drop every request; a next() that waits raises RuntimeError."""
+        """Drop every request; a next() that waits raises EngineDied."""
         await self.abort(list(self._alive))
         self._closed = True
         self._work.set()

@@ -47,8 +47,8 @@ def seed_at(seed: int, position: int) -> int:
 
     With the response's seed alone, what is drawn after an interruption would repeat what was drawn at its beginning.
     """
-    hashed = _mix(_mix(np.array([seed & _MASK_64], dtype=np.uint64)) + np.uint64(position) * np.uint64(_GOLDEN))
-    return int(hashed[0]) >> 1
+    hashed_seed = _mix(np.array([seed & _MASK_64], dtype=np.uint64))
+    return int(_mix(hashed_seed + np.array([position * _GOLDEN & _MASK_64], dtype=np.uint64))[0]) >> 1
 
 
 def sample(logits: Tensor, requests: Sequence[Request], noise: Sequence[float]) -> tuple[list[int], list[float]]:

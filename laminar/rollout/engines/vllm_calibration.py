@@ -4,9 +4,8 @@ import statistics
 import time
 from itertools import pairwise
 
-from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
-from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+from vllm.sampling_params import RequestOutputKind, SamplingParams  # pyright: ignore[reportMissingImports]
 
 from laminar.control.messages import DecodeCost
 from laminar.rollout.engines.admission import Limits

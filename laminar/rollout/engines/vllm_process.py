@@ -10,7 +10,7 @@ from laminar.rollout.engines.engine import EngineDied
 from laminar.rollout.engines.vllm_folder import VllmFolder
 
 if TYPE_CHECKING:
-    from vllm import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
 
 DEATH_CHECK_INTERVAL_S = 0.1
 END_DEADLINE_S = 5

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
 from vllm.outputs import RequestOutput  # pyright: ignore[reportMissingImports]
-from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+from vllm.sampling_params import RequestOutputKind, SamplingParams  # pyright: ignore[reportMissingImports]
 
 from laminar.rollout.engines.engine import Delta, Request
 from laminar.rollout.engines.sampling import seed_at

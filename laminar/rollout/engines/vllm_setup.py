@@ -16,7 +16,7 @@ from laminar.rollout.engines.architecture import (
 )
 
 if TYPE_CHECKING:
-    from vllm import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
 
     from laminar.rollout.engines.vllm import VllmEngine
 
@@ -115,8 +115,9 @@ def refuse_other_device(config: VllmEngineConfig) -> None:
 
 def prepare_environment(config: VllmEngineConfig) -> None:
     """Set what vLLM reads from this process's environment when it is imported; what the user set stays."""
-    for name, value in (ENVIRONMENT | CPU_ENVIRONMENT if config.device == "cpu" else ENVIRONMENT).items():
-        os.environ.setdefault(name, value)
+    for variables in (ENVIRONMENT, CPU_ENVIRONMENT) if config.device == "cpu" else (ENVIRONMENT,):
+        for name, value in variables.items():
+            os.environ.setdefault(name, value)
 
 
 def num_kv_blocks(config: VllmEngineConfig) -> int | None:
@@ -130,7 +131,7 @@ def make_arguments(
     config: VllmEngineConfig, model_path: Path, architecture: Architecture, *, num_tokens_max: int, extension: str
 ) -> "AsyncEngineArgs":
     """num_tokens_max: of the longest request, prompt and response. extension: who loads weights in vLLM's workers."""
-    from vllm import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
 
     from laminar.rollout.engines.vllm_worker import ReplicaExecutor
 

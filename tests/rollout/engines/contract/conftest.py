@@ -4,7 +4,7 @@ import asyncio
 import importlib.util
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -12,10 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from laminar.config import EmbeddedEngineConfig, VllmEngineConfig
 from laminar.rollout.engines.embedded import EmbeddedEngine
 from laminar.rollout.engines.engine import Engine
+from laminar.rollout.engines.vllm_setup import WORKER_EXTENSION, start_vllm
 from tests.rollout.engines.conftest import SHAPE, TinyModel, make_model
 
-DEADLINE_S = 200.0
-"""For whatever one test waits for; a vLLM engine takes up to a minute to start on a busy machine."""
+if TYPE_CHECKING:
+    from laminar.rollout.engines.vllm import VllmEngine
+
+DEADLINE_S = 900.0
+"""For whatever one test waits for: a vLLM engine starts in 15 s, and in minutes on a machine that has better to do."""
 NUM_VLLM_ENGINES_MAX = 3
 """Alive at once: each takes 1.4 GiB."""
 # vLLM's attention on CPU has heads of 32 or 64, none of the other tests' 12.
@@ -24,6 +28,7 @@ ROOMY = {"num_slots": 8, "kv_capacity_tokens": 4096}
 TIGHT = {"num_slots": 8, "kv_capacity_tokens": 512}
 NEEDS_VLLM = (
     pytest.mark.vllm,
+    pytest.mark.timeout(DEADLINE_S + 60),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here; `make test-vllm` runs these"
     ),
@@ -99,15 +104,24 @@ async def start_tiny_vllm(
     *,
     stop_token_ids: tuple[int, ...] | None = (),
     tensor_parallel_size: int = 1,
-    **more: Any,
-) -> Engine:
-    from laminar.rollout.engines.vllm_setup import start_vllm
-
+    step_deadline_s: float = DEADLINE_S,
+    worker_extension: str = WORKER_EXTENSION,
+) -> "VllmEngine":
     config = VllmEngineConfig(
-        device="cpu", dtype="float32", eager=True, tensor_parallel_size=tensor_parallel_size, **size
+        device="cpu",
+        dtype="float32",
+        eager=True,
+        tensor_parallel_size=tensor_parallel_size,
+        step_deadline_s=step_deadline_s,
+        num_slots=size["num_slots"],
+        kv_capacity_tokens=size["kv_capacity_tokens"],
     )
     return await start_vllm(
-        config, model.path, num_tokens_max=size["kv_capacity_tokens"], stop_token_ids=stop_token_ids, **more
+        config,
+        model.path,
+        num_tokens_max=size["kv_capacity_tokens"],
+        stop_token_ids=stop_token_ids,
+        worker_extension=worker_extension,
     )
 
 
