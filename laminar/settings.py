@@ -12,10 +12,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
-from laminar.config import Config
+from laminar.config import Config, ScheduleConfig
 
 CONFIG_FILE = "config.json"
 """The resolved configuration, in a run's folder beside everything else that the run writes."""
+_SCHEDULE_KINDS = [kind.model_fields["kind"].default for kind in get_args(get_args(ScheduleConfig)[0])]
+"""Parts of a place in the configuration that pydantic names and the user did not write."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -98,7 +100,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _explain(details: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in details["loc"] if part not in ("trajectory_level", "synchronous"))
+    place = ".".join(str(part) for part in details["loc"] if part not in _SCHEDULE_KINDS)
     if details["type"] == "extra_forbidden":
         return f"  {place}: no such setting{_nearest(place)}"
     if details["type"] == "missing":

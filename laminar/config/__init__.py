@@ -12,7 +12,14 @@ from laminar.config.rollout import (
     RewardConfig,
     RolloutConfig,
 )
-from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
+from laminar.config.schedule import (
+    OneStepStaleSchedule,
+    PartialRolloutSchedule,
+    ScheduleConfig,
+    StreamingSchedule,
+    SynchronousSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
 from laminar.config.train import CheckpointConfig, TrainerConfig
 
@@ -32,7 +39,9 @@ __all__ = [
     "FunctionPath",
     "ModelConfig",
     "ObserveConfig",
+    "OneStepStaleSchedule",
     "PacedConfig",
+    "PartialRolloutSchedule",
     "RelayConfig",
     "RepackConfig",
     "RewardConfig",
@@ -40,6 +49,7 @@ __all__ = [
     "ScheduleConfig",
     "Seconds",
     "Section",
+    "StreamingSchedule",
     "SynchronousSchedule",
     "TrainerConfig",
     "TrajectoryLevelSchedule",

@@ -40,6 +40,13 @@ ON_REPLICA = (TrajectoryState.QUEUED, TrajectoryState.DECODING, TrajectoryState.
 UNFINISHED = (*ON_REPLICA, TrajectoryState.MOVING)
 
 
+class Segment(msgspec.Struct, frozen=True):
+    """A response's tokens from `start` on, up to the next segment, are sampled from this version."""
+
+    start: int
+    version: int
+
+
 class Trajectory(msgspec.Struct):
     id: TrajectoryId
     group: GroupId
@@ -50,14 +57,34 @@ class Trajectory(msgspec.Struct):
     """Where it decodes; none while it has no home."""
     target: ReplicaId | None
     """Where it goes on once its replica has released it."""
-    version: int | None
-    """The weights that it is sampled from; none until it has a home."""
     dispatched_at_s: float
+    segments: list[Segment] = []
+    """Oldest first, one but under partial_rollout; none until it has a home."""
     attempt: int = 0
     num_tokens: int = 0
     num_failures: int = 0
     truncated: bool = False
     score: float | None = None
+
+    @property
+    def version(self) -> int | None:
+        """That of its oldest tokens; none until it has a home."""
+        return self.segments[0].version if self.segments else None
+
+    @property
+    def newest_version(self) -> int | None:
+        """That of its tokens to come."""
+        return self.segments[-1].version if self.segments else None
+
+    def sample_from(self, version: int) -> None:
+        """Its tokens to come are of this version; a segment that got no token is none."""
+        self.drop_empty_segments()
+        if self.newest_version != version:
+            self.segments.append(Segment(self.num_tokens, version))
+
+    def drop_empty_segments(self) -> None:
+        while self.segments and self.segments[-1].start >= self.num_tokens:
+            self.segments.pop()
 
 
 class Group(msgspec.Struct):
@@ -67,6 +94,8 @@ class Group(msgspec.Struct):
     prompt: PromptId
     evaluation: bool
     trajectories: list[TrajectoryId]
+    version: int
+    """No token of its trajectories is older."""
     mixed: bool = False
     """A member restarted at a newer version than the others."""
     trained_step: int | None = None
@@ -151,7 +180,7 @@ class Relay(msgspec.Struct):
 class TrainerPhase(StrEnum):
     STARTING = "starting"
     WAITING = "waiting"
-    """Idle: the next step's groups are not there yet."""
+    """Idle: the next groups are not there yet, those of the next step or (streaming) of its next mini-batch."""
     TRAINING = "training"
     PUBLISHING = "publishing"
     SAVING = "saving"
@@ -164,9 +193,11 @@ class Trainer(msgspec.Struct):
     version: int = -1
     """Newest version handed over."""
     groups: list[GroupId] = []
-    """Prompt groups of the step in training, in mini-batch order."""
-    num_mini_batches: int = 0
+    """Prompt groups that the step in training has taken so far, in mini-batch order; none between two steps."""
+    has_whole_step: bool = False
+    """Whether that step takes no more groups."""
     index: int = 0
+    """The mini-batch in training, or the one to come."""
     published_at_s: float = 0.0
     """When the newest version was ordered; it is on its way from then on."""
     handed_over_at_s: float = 0.0
@@ -230,6 +261,7 @@ class Ledger(msgspec.Struct):
 
 class Counters(msgspec.Struct):
     num_refreshes: int = 0
+    num_interrupts: int = 0
     num_loads: int = 0
     num_loads_failed: int = 0
     num_repack_plans: int = 0
@@ -317,6 +349,12 @@ class ClusterState(msgspec.Struct):
         relay = self.relays.get(machine)
         return [v for v in relay.complete if v <= self.trainer.version] if relay is not None else []
 
+    def newest_complete(self, machine: MachineId) -> int | None:
+        """The newest version that the machine's relay can serve."""
+        relay = self.relays.get(machine)
+        complete = relay.complete if relay is not None else ()
+        return next((v for v in reversed(complete) if v <= self.trainer.version), None)
+
     def counts(self, *, evaluation: bool) -> dict[str, int]:
         """Live trajectories by state."""
         live = dict.fromkeys((str(s) for s in TrajectoryState), 0)
@@ -367,15 +405,16 @@ class ClusterState(msgspec.Struct):
                 assert replica.version <= self.trainer.version, f"{replica} is ahead of the trainer"
             for id in (*replica.trajectories, *replica.inbound):
                 trajectory = self.trajectories[id]
-                assert trajectory.version == replica.version, f"law 1: {trajectory} on {replica}"
+                assert trajectory.newest_version == replica.version, f"law 1: {trajectory} on {replica}"
                 assert trajectory.evaluation == replica.evaluating, f"{trajectory} mixes with {replica}"
 
     def _check_groups(self) -> None:
         placed = [*self.buffer, *self.trainer.groups, *self.trained]
         assert len(placed) == len(set(placed)), "a group is in two places"
         for group in self.groups.values():
-            for id in group.trajectories:
-                assert self.trajectories[id].group == group.id, f"{group} names a trajectory that is not its own"
+            for member in (self.trajectories[id] for id in group.trajectories):
+                assert member.group == group.id, f"{group} names a trajectory that is not its own"
+                assert member.version is None or member.version >= group.version, f"{member} is older than its group"
         outstanding = sum(not g.evaluation and g.trained_step is None for g in self.groups.values())
         assert outstanding == self.num_groups_outstanding, "the groups outstanding were miscounted"
         members = sum(len(g.trajectories) for g in self.groups.values())
