@@ -12,12 +12,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from yaml import YAMLError
 
-from laminar.config import Config, ScheduleConfig
+from laminar.config import Config
 
 CONFIG_FILE = "config.json"
 """The resolved configuration, in a run's folder beside everything else that the run writes."""
-_SCHEDULE_KINDS = [kind.model_fields["kind"].default for kind in get_args(get_args(ScheduleConfig)[0])]
-"""Parts of a place in the configuration that pydantic names and the user did not write."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -100,13 +98,26 @@ def _type_name(annotation: Any) -> str:
 
 
 def _explain(details: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in details["loc"] if part not in _SCHEDULE_KINDS)
+    kinds = _kinds(Config)
+    place = ".".join(str(part) for part in details["loc"] if part not in kinds)
     if details["type"] == "extra_forbidden":
         return f"  {place}: no such setting{_nearest(place)}"
     if details["type"] == "missing":
         return f"  {place}: this setting is required"
     message = details["msg"].removeprefix("Value error, ")
     return f"  {place}: {message} (got {details['input']!r})" if place else f"  {message}"
+
+
+def _kinds(section: type[BaseModel]) -> frozenset[str]:
+    """The kinds of every tagged union: pydantic names the chosen one within a setting's place, and nobody writes it."""
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        if name == "kind":
+            found.add(str(field.default))
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found |= _kinds(part)
+    return frozenset(found)
 
 
 def _nearest(place: str) -> str:

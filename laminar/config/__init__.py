@@ -3,6 +3,15 @@
 from laminar.config.cluster import ClusterConfig, FaultsConfig, ObserveConfig, RelayConfig
 from laminar.config.config import Config
 from laminar.config.data import BatchConfig, BufferConfig, DataConfig, ModelConfig
+from laminar.config.losses import (
+    CispoLoss,
+    DecoupledPpoLoss,
+    DrGrpoLoss,
+    GrpoLoss,
+    GspoLoss,
+    LossConfig,
+    TisLoss,
+)
 from laminar.config.rollout import (
     EmbeddedEngineConfig,
     EngineConfig,
@@ -21,25 +30,32 @@ from laminar.config.schedule import (
     TrajectoryLevelSchedule,
 )
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
-from laminar.config.train import CheckpointConfig, TrainerConfig
+from laminar.config.train import CheckpointConfig, OverlongConfig, TrainerConfig
 
 __all__ = [
     "BatchConfig",
     "BufferConfig",
     "CheckpointConfig",
+    "CispoLoss",
     "ClusterConfig",
     "Config",
     "Count",
     "DataConfig",
+    "DecoupledPpoLoss",
+    "DrGrpoLoss",
     "EmbeddedEngineConfig",
     "EngineConfig",
     "EvaluationConfig",
     "FaultsConfig",
     "Fraction",
     "FunctionPath",
+    "GrpoLoss",
+    "GspoLoss",
+    "LossConfig",
     "ModelConfig",
     "ObserveConfig",
     "OneStepStaleSchedule",
+    "OverlongConfig",
     "PacedConfig",
     "PartialRolloutSchedule",
     "RelayConfig",
@@ -51,6 +67,7 @@ __all__ = [
     "Section",
     "StreamingSchedule",
     "SynchronousSchedule",
+    "TisLoss",
     "TrainerConfig",
     "TrajectoryLevelSchedule",
 ]

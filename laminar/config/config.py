@@ -81,6 +81,18 @@ class Config(Section):
                 f"faults.report_deadline_s={self.faults.report_deadline_s:g}: every replica would be taken for lost; "
                 "set the deadline to twice the interval or more"
             )
+        if self.trainer.learning_rate_schedule != "constant" and self.trainer.num_steps is None:
+            raise ValueError(
+                f"trainer.learning_rate_schedule={self.trainer.learning_rate_schedule} falls until the last step, and "
+                "trainer.num_steps does not say which that is; set it (`laminar run --dry-run` counts the steps that "
+                "the data gives)"
+            )
+        if self.trainer.overlong.buffer_tokens > self.data.response_tokens_max:
+            raise ValueError(
+                f"trainer.overlong.buffer_tokens={self.trainer.overlong.buffer_tokens} is more than "
+                f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
+                "on; lower it"
+            )
         longest = self.data.prompt_tokens_max + self.data.response_tokens_max
         num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens
         if longest > num_blocks * self.engine.block_tokens:
