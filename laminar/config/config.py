@@ -16,7 +16,12 @@ from laminar.config.rollout import (
     RolloutConfig,
 )
 from laminar.config.sandbox import LocalSandboxConfig, SandboxConfig
-from laminar.config.schedule import ScheduleConfig, TrajectoryLevelSchedule
+from laminar.config.schedule import (
+    OneStepStaleSchedule,
+    ScheduleConfig,
+    StreamingSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.config.section import Section
 from laminar.config.train import CheckpointConfig, TrainerConfig
 
@@ -70,6 +75,11 @@ class Config(Section):
             raise ValueError(
                 f"buffer.capacity_steps={self.buffer.capacity_steps} holds less than one step, so no step would "
                 "ever start; set it to 1 or more"
+            )
+        if isinstance(self.schedule, OneStepStaleSchedule | StreamingSchedule) and self.buffer.capacity_steps < 2:
+            raise ValueError(
+                f"buffer.capacity_steps={self.buffer.capacity_steps:g} has no room for the batch that "
+                f"schedule.kind={self.schedule.kind} generates while another is trained; set it to 2 or more"
             )
         if self.batch.num_prompts_per_step % self.batch.num_mini_batches:
             raise ValueError(

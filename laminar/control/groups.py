@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from laminar.config import Config
 from laminar.control.messages import AnyCommand, Assignment, Forget, GroupId, PromptId, TrajectoryId
 from laminar.control.staleness import note_finished
-from laminar.control.state import UNFINISHED, ClusterState, Evaluation, Group, Replica, Trajectory, TrajectoryState
+from laminar.control.state import ClusterState, Evaluation, Replica
+from laminar.control.trajectory_state import UNFINISHED, Group, Segment, Trajectory, TrajectoryState
 
 NUM_FAILURES_MAX = 1
 """Failures of one trajectory that are forgiven with another try."""
@@ -20,7 +21,9 @@ def dispatch(
     state: ClusterState, prompt: PromptId, size: int, replica: Replica, now: float, *, evaluation: bool
 ) -> tuple[Group, list[Assignment]]:
     """Create a prompt group on a replica, at the version that it holds."""
-    group = Group(GroupId(state.next_group), prompt, evaluation, [])
+    assert replica.version is not None, f"{replica} would generate without weights"
+    segment = Segment(0, replica.version)
+    group = Group(GroupId(state.next_group), prompt, evaluation, [], replica.version)
     state.next_group += 1
     state.groups[group.id] = group
     if not evaluation:
@@ -30,7 +33,7 @@ def dispatch(
         id = TrajectoryId(state.next_trajectory)
         state.next_trajectory += 1
         state.trajectories[id] = Trajectory(
-            id, group.id, prompt, evaluation, TrajectoryState.QUEUED, replica.id, None, replica.version, now
+            id, group.id, prompt, evaluation, TrajectoryState.QUEUED, replica.id, None, now, [segment]
         )
         group.trajectories.append(id)
         replica.trajectories[id] = None
@@ -48,6 +51,7 @@ def finish(state: ClusterState, trajectory: Trajectory, num_tokens: int, *, trun
     leave_replica(state, trajectory)
     trajectory.state = TrajectoryState.FINISHED
     trajectory.num_tokens = num_tokens
+    trajectory.drop_empty_segments()
     trajectory.truncated = truncated
     note_finished(state, trajectory)
 
@@ -77,7 +81,7 @@ def fail(state: ClusterState, config: Config, trajectory: Trajectory, cause: str
 def restart(state: ClusterState, trajectory: Trajectory) -> None:
     """Its version is gone for good: it starts again, alone, at the newest one."""
     state.counters.num_trajectories_restarted += 1
-    trajectory.version = None
+    trajectory.segments.clear()
     trajectory.num_tokens = 0
     trajectory.state = TrajectoryState.QUEUED
 

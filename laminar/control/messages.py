@@ -267,10 +267,15 @@ class StopReplica(Command, frozen=True):
 
 
 class Load(Command, frozen=True):
-    """Take a version from the machine's relay; the replica is empty."""
+    """Take a version from the machine's relay.
+
+    The replica is empty, or with `interrupt` its trajectories stop where they are (a report says where, before the
+    outcome), and go on from their tokens: under the new version, or under the old one if the relay could not give it.
+    """
 
     replica: ReplicaId
     version: int
+    interrupt: bool = False
 
 
 class Generate(Command, frozen=True):

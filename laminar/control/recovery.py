@@ -6,7 +6,8 @@ version that they came from.
 """
 
 from laminar.control import groups, staleness
-from laminar.control.state import UNFINISHED, Awaited, ClusterState, Trainer, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Trainer
+from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 
 
 def recover(state: ClusterState, *, step: int) -> None:

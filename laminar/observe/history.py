@@ -24,7 +24,8 @@ from laminar.control.messages import (
     TrainerLost,
     TrajectoryId,
 )
-from laminar.control.state import UNFINISHED, ClusterState, Counters
+from laminar.control.state import ClusterState, Counters
+from laminar.control.trajectory_state import UNFINISHED
 from laminar.observe.timeline import Timeline
 
 

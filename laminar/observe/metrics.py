@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from laminar.control.staleness import publish_lags
-from laminar.control.state import UNFINISHED, ClusterState, TrainerPhase, TrajectoryState
+from laminar.control.state import ClusterState, TrainerPhase
+from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metric_names import is_listed
 from laminar.observe.tensorboard import ScalarFile

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from laminar.config import Config
-from laminar.control.state import ClusterState, TrajectoryState
+from laminar.control.state import ClusterState
+from laminar.control.trajectory_state import TrajectoryState
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metrics import MetricsRow
 

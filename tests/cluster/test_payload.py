@@ -11,7 +11,8 @@ import pytest
 
 from laminar.cluster.payload import Payload
 from laminar.control.messages import CommandId, Released, ReplicaId, TrajectoryId
-from laminar.control.state import ClusterState, Trajectory, TrajectoryState
+from laminar.control.state import ClusterState
+from laminar.control.trajectory_state import Trajectory, TrajectoryState
 from laminar.data.records import Response, ScoringTask, WorkerReport
 from tests.cluster.reported import assignment, delta, finished, open_payload, order, report, score, store_all
 

@@ -3,7 +3,8 @@
 from laminar.control import fetch
 from laminar.control.messages import Fetch, GroupId, MachineId, PromptId, ReplicaId, TrajectoryId
 from laminar.control.relay_state import Relay
-from laminar.control.state import Awaited, ClusterState, Replica, Trajectory, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Replica
+from laminar.control.trajectory_state import Trajectory, TrajectoryState
 from tests.control.fake_world import FakeWorld, make_config, make_plane
 
 NEWEST = 7
