@@ -131,7 +131,9 @@ class Cluster:
             case m.StartRelay():
                 self._start_relay(command.machine)
             case m.Load():
-                self._tell_replica(command.replica, lambda actor: actor.load.remote(command.id, command.version))
+                self._tell_replica(
+                    command.replica, lambda actor: actor.load.remote(command.id, command.version, command.interrupt)
+                )
             case m.Generate() | m.Resume():
                 tasks = self._payload.tasks(command.trajectories, evaluation=command.evaluation)
                 self._tell_replica(command.replica, lambda actor: actor.generate.remote(tasks, command.evaluation))

@@ -88,6 +88,10 @@ class RolloutWorker:
         self._reported_at_s = 0.0
         self._last_words_said = False
         self._decoding: asyncio.Task[None] | None = None
+        self._delivered = asyncio.Event()
+        """Set whenever the engine's deltas, or its end, have been taken in."""
+        self._paused = False
+        """While weights load under trajectories: none is submitted."""
 
     def start(self) -> ReplicaStarted:
         self._decoding = asyncio.get_running_loop().create_task(self._decode())
@@ -129,13 +133,17 @@ class RolloutWorker:
         progress = tuple(_progress(e) for e in stopped)
         self._send(Released(command, self._replica, progress))
 
-    async def load(self, command: CommandId, version: int) -> None:
+    async def load(self, command: CommandId, version: int, *, interrupt: bool = False) -> None:
         """Take the version from the machine's relay; what went wrong leaves in a LoadFailed, by name.
 
-        Raises RuntimeError while a trajectory lives: also one that waits for its environment, of which the engine does
-        not know, would be of two versions.
+        interrupt: trajectories stop where they are, which a report says before the outcome, and go on from their
+        tokens afterwards: under the new version, or the old one if the relay could not give it. Without it, raises
+        RuntimeError while a trajectory lives: also one that waits for its environment, of which the engine does not
+        know, would be of two versions.
         """
-        if self._episodes:
+        if interrupt:
+            await self._interrupt()
+        elif self._episodes:
             raise RuntimeError(
                 f"version {version} cannot be loaded while {len(self._episodes)} trajectories of version "
                 f"{self._version} live; release them first"
@@ -149,12 +157,36 @@ class RolloutWorker:
                 await asyncio.to_thread(_refuse_damage, leased)
                 await self._engine.load(leased)
         except (VersionGone, RelayUnreachable, DamagedVersion) as error:
+            self._go_on_with_all()
             self._send(LoadFailed(command, self._replica, version, str(error), serves_on=True))
         except WrongWeights as error:
             self._send(LoadFailed(command, self._replica, version, str(error), serves_on=False))
         else:
             self._version = version
+            for episode in self._episodes.values():
+                episode.change_version(version)
+            self._go_on_with_all()
             self._send(Loaded(command, self._replica, version, time.monotonic() - began_s))
+
+    async def _interrupt(self) -> None:
+        """Stop all that decode, and report where. Control's deadline for the load bounds the wait."""
+        self._paused = True
+        decoding = [id for id, episode in self._episodes.items() if episode.state is EpisodeState.DECODING]
+        for delta in await self._engine.abort(decoding):
+            self._take(delta)
+        assert self._decoding is not None, "start() comes first"
+        # One that is decoding still has ended in a step whose deltas are on their way.
+        while any(e.state is EpisodeState.DECODING for e in self._episodes.values()) and not self._decoding.done():
+            self._delivered.clear()
+            await self._delivered.wait()
+        self._outbox.append(self._report())
+
+    def _go_on_with_all(self) -> None:
+        """Submit again what an interrupt stopped, from its tokens."""
+        self._paused = False
+        for episode in list(self._episodes.values()):
+            if episode.state is EpisodeState.INTERRUPTED:
+                self._submit(episode)
 
     async def reports(self) -> list[WorkerReport]:
         """What happened since the last call, in order; waits a report interval for it, or until something is urgent.
@@ -190,7 +222,9 @@ class RolloutWorker:
             while True:
                 for delta in await self._engine.next():
                     self._take(delta)
+                self._delivered.set()
         finally:
+            self._delivered.set()
             self._urgent.set()
 
     def _take(self, delta: Delta) -> None:
@@ -218,6 +252,9 @@ class RolloutWorker:
                 pass
 
     def _submit(self, episode: Episode) -> None:
+        if self._paused:
+            episode.interrupt()
+            return
         try:
             self._engine.submit([episode.request()])
         except ValueError as error:

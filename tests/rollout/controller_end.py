@@ -179,9 +179,9 @@ class Replica:
             await self.listening
         await self.worker.close()
 
-    async def load(self, version: int) -> Loaded | LoadFailed:
+    async def load(self, version: int, *, interrupt: bool = False) -> Loaded | LoadFailed:
         command = self.controller.new_command()
-        await self.worker.load(command, version)
+        await self.worker.load(command, version, interrupt=interrupt)
         return await self._outcome(command)
 
     def generate(self, assignments: Sequence[Assignment]) -> None:
