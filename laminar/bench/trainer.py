@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,8 @@ def main(argv: list[str]) -> int:
 def measure(shape: str, num_rounds: int) -> Measurement:
     """Raises ValueError where TRL is not installed."""
     try:
-        import trl
-    except ImportError as error:
+        trl_version = version("trl")
+    except PackageNotFoundError as error:
         raise ValueError("TRL, which ours is measured beside, comes with an extra: pip install '.[dev]'") from error
     from laminar.bench.trl_update import TrlUpdate, trl_batch
 
@@ -115,7 +116,7 @@ def measure(shape: str, num_rounds: int) -> Measurement:
         padded_tokens=useful,
         trl_padded_tokens=whole["prompt_ids"].numel() + whole["completion_ids"].numel(),
         trl_rows_per_micro_batch=fastest_rows,
-        trl_version=trl.__version__,
+        trl_version=trl_version,
         num_rounds=num_rounds,
     )
 
