@@ -60,7 +60,7 @@ def score(state: ClusterState, config: Config, trajectory: Trajectory, value: fl
     trajectory.state = TrajectoryState.SCORED
     trajectory.score = value
     if trajectory.evaluation:
-        yield from _end_evaluated(state, trajectory)
+        yield from _end_evaluated(state, config, trajectory)
     else:
         yield from _settle(state, config, state.groups[trajectory.group])
 
@@ -164,10 +164,14 @@ def _remove(state: ClusterState, trajectory: Trajectory, cause: str) -> None:
     dropped[cause] = dropped.get(cause, 0) + 1
 
 
-def _end_evaluated(state: ClusterState, trajectory: Trajectory) -> Iterator[AnyCommand]:
+def _end_evaluated(state: ClusterState, config: Config, trajectory: Trajectory) -> Iterator[AnyCommand]:
+    assert trajectory.score is not None, f"{trajectory} is not scored"
     evaluation = _evaluation_of(state, trajectory)
     evaluation.num_scored += 1
-    evaluation.score_sum += trajectory.score or 0.0
+    evaluation.score_sum += trajectory.score
+    outcomes = evaluation.groups[trajectory.group]
+    outcomes.num_scored += 1
+    outcomes.num_passed += trajectory.score >= config.evaluation.pass_score_min
     state.groups[trajectory.group].trajectories.remove(trajectory.id)
     del state.trajectories[trajectory.id]
     state.evaluation_ledger.evaluated += 1
@@ -182,5 +186,7 @@ def _evaluation_of(state: ClusterState, trajectory: Trajectory) -> Evaluation:
 def _close_if_empty(state: ClusterState, evaluation: Evaluation, group: GroupId) -> None:
     if not state.groups[group].trajectories:
         del state.groups[group]
-        del evaluation.groups[group]
+        outcomes = evaluation.groups.pop(group)
+        passed = evaluation.num_prompts.setdefault(outcomes.num_scored, {})
+        passed[outcomes.num_passed] = passed.get(outcomes.num_passed, 0) + 1
         evaluation.ended = not evaluation.groups

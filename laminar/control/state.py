@@ -144,13 +144,22 @@ class Pending(msgspec.Struct):
     machine: MachineId | None = None
 
 
+class Outcomes(msgspec.Struct):
+    """What has come so far of the responses to one held-out prompt."""
+
+    num_scored: int = 0
+    num_passed: int = 0
+
+
 class Evaluation(msgspec.Struct):
     """One held-out measurement, pinned to one version, on one replica at a time."""
 
     version: int
     step: int
-    groups: dict[GroupId, None] = {}
+    groups: dict[GroupId, Outcomes] = {}
     """Those not yet ended; empty also while no replica has taken it."""
+    num_prompts: dict[int, dict[int, int]] = {}
+    """Prompts that have ended: responses scored → responses passed → how many. Enough for pass@k of every k."""
     dispatched: bool = False
     score_sum: float = 0.0
     num_scored: int = 0

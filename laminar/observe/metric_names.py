@@ -37,7 +37,9 @@ PROGRESS = Topic(
         *_spread("critic/advantages", "1", "advantage (reward standardised within its prompt group)."),
         Metric("critic/advantages/mean/*", "1", "Mean advantage of trajectories of one staleness: `staleness_<n>`."),
         Metric("frac_reward_zero_std", "share", "Prompt groups whose rewards are all equal; they teach nothing."),
-        Metric("val-core/*", "reward", "Held-out accuracy: `val-core/<data source>/<what>/mean@<responses a prompt>`."),
+        Metric("val-core/heldout/reward/*", "reward", "avg@k: mean score of held-out responses, `mean@<k a prompt>`."),
+        Metric("val-core/heldout/*", "share", "`pass@<k>`: how likely one of k held-out responses to a prompt passes."),
+        Metric("val-core/heldout/num_prompts", "prompts", "Held-out prompts that avg@k and pass@k are over."),
         Metric("reward/*", "reward", "Further values that the reward function returned, mean over the step, by key."),
     ),
 )

@@ -101,7 +101,11 @@ def control_metrics(step: StepRecord, history: History, state: ClusterState) -> 
 
 def evaluation_metrics(record: EvaluationRecord, num_responses_per_prompt: int) -> dict[str, float]:
     """What a held-out measurement found; it is written under the step of its version, not of the time it ended."""
-    return {f"val-core/heldout/reward/mean@{num_responses_per_prompt}": record.mean_score}
+    return {
+        f"val-core/heldout/reward/mean@{num_responses_per_prompt}": record.mean_score,
+        "val-core/heldout/num_prompts": record.num_prompts,
+        **{f"val-core/heldout/pass@{k}": share for k, share in record.pass_at.items()},
+    }
 
 
 def _progress(step: StepRecord, state: ClusterState) -> dict[str, float]:

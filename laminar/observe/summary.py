@@ -153,7 +153,10 @@ def summary_text(summary: Summary) -> str:
         rescued = f"{summary.num_trajectories_rescued} trajectories rescued"
         rows.append(("lost", f"{summary.num_replicas_lost} replicas, {summary.num_relays_lost} relays; {rescued}"))
     if summary.heldout_accuracy_first is not None and summary.heldout_accuracy_last is not None:
-        rows.append(("held out", f"{summary.heldout_accuracy_first:.3f} -> {summary.heldout_accuracy_last:.3f}"))
+        last = summary.evaluations[-1]
+        passes = ", ".join(f"pass@{k} {share:.3f}" for k, share in last.pass_at.items())
+        change = f"{summary.heldout_accuracy_first:.3f} -> {summary.heldout_accuracy_last:.3f}"
+        rows.append(("held out", f"{change} on {last.num_prompts} prompts; {passes}"))
     if summary.peak_pss_bytes is not None:
         rows.append(("memory", f"{summary.peak_pss_bytes / 2**30:.1f} GiB at most (PSS of all processes)"))
     return "\n".join(f"{name:>13}  {value}" for name, value in rows)

@@ -154,6 +154,20 @@ def test_an_evaluation_is_pinned_to_its_version_and_holds_nobody_up():
     assert [b.version for b in batches] == [e.version for e in control.state.evaluations]
 
 
+def test_an_evaluation_counts_the_passing_responses_of_each_prompt():
+    config = make_config(interval_steps=2)
+    asked = config.evaluation.model_copy(update={"num_responses_per_prompt": 3, "pass_score_min": 0.5})
+    config = config.model_copy(update={"evaluation": asked})
+    world, control = FakeWorld(config, seed=2), make_plane(config)
+    world.score = lambda trajectory: 0.5 if trajectory % 3 == 0 else 0.4  # one of the three of every prompt
+    world.run(control)
+    assert len(control.state.evaluations) == 4
+    for evaluation in control.state.evaluations:
+        assert evaluation.num_scored == 36
+        assert evaluation.mean_score == pytest.approx(1.3 / 3)
+        assert evaluation.num_prompts == {3: {1: 12}}
+
+
 def test_room_bounds_what_is_dispatched_and_not_trained():
     config = make_config()
     world, control = FakeWorld(config, seed=4), make_plane(config)

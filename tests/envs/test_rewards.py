@@ -46,7 +46,7 @@ def test_outcomes_come_in_the_order_of_the_calls():
 
 def test_without_a_function_the_last_answer_line_counts():
     async def run():
-        async with RewardPool(None, timeout_s=20, num_workers=1) as pool:
+        async with RewardPool("math_answer", timeout_s=20, num_workers=1) as pool:
             return await pool.score([call("Answer: 4", "4"), call("Answer: 5", "4")])
 
     right, wrong = asyncio.run(run())
