@@ -25,6 +25,7 @@ from laminar.train.logprobs import token_logprobs
 from laminar.train.losses.grpo import ClipHigher
 from laminar.train.losses.loss import TokenBatch
 from laminar.train.packing import lay_out, num_tokens, num_trained_tokens, plan_micro_batches
+from laminar.train.turns import turn_metrics
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 NUM_PROBE_TOKENS = 24
@@ -69,6 +70,7 @@ class Trainer:
         self._optimizer.zero_grad()
         losses, forwarded = self.accumulate_gradient(experiences, advantages)
         metrics = batch_metrics(experiences, advantages, self._config.data.prompt_tokens_max)
+        metrics |= turn_metrics(experiences)
         metrics["frac_reward_zero_std"] = equal_reward_ratio(rewards, groups)
         metrics["actor/pg_loss"] = sum(losses)
         metrics |= self._update(metrics["actor/pg_loss"])
