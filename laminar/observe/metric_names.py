@@ -94,6 +94,8 @@ TRAJECTORIES = Topic(
         *_spread("prompt_length", "tokens", "prompt trained in the step."),
         Metric("prompt_length/clip_ratio", "share", "Prompts as long as data.prompt_tokens_max."),
         *_spread("num_turns", "turns", "number of turns of a trajectory."),
+        *_spread("tool_call_counts", "turns", "number of a trajectory's turns that a tool answered."),
+        Metric("tool_call_counts/used_ratio", "share", "Trajectories in which a tool answered."),
     ),
 )
 
@@ -123,6 +125,7 @@ ROLLOUT = Topic(
         Metric("rollout/kv_utilization", "share", "KV utilization at the step's end, mean over the replicas."),
         Metric("rollout/num_running", "trajectories", "Decoding at the step's end, all replicas."),
         Metric("rollout/num_waiting", "trajectories", "Waiting for KV blocks at the step's end, all replicas."),
+        Metric("rollout/num_waiting_for_tool", "trajectories", "Waiting for a tool at the step's end, all replicas."),
         Metric(
             "rollout/num_preemptions", "trajectories", "Put back into the queue for want of KV blocks, in the step."
         ),

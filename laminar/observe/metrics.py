@@ -130,6 +130,7 @@ def _replica_metrics(step: StepRecord, history: History, state: ClusterState) ->
         "rollout/num_replicas": len(up),
         "rollout/num_running": sum(r.num_running for r in up),
         "rollout/num_waiting": sum(r.num_waiting for r in up),
+        "rollout/num_waiting_for_tool": state.counts(evaluation=False)[TrajectoryState.WAITING_FOR_TOOL],
         "rollout/num_preemptions": step.num_preemptions,
         "rollout/num_refreshes": step.num_refreshes,
         "rollout/num_repack_moves": step.num_repack_moves,

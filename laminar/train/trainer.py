@@ -26,6 +26,7 @@ from laminar.train.losses.loss import TokenBatch
 from laminar.train.mini_batch import MiniBatch, prepare
 from laminar.train.model import build_optimizer, load_model
 from laminar.train.packing import MicroBatch, lay_out, num_tokens, plan_micro_batches
+from laminar.train.turns import turn_metrics
 
 NUM_PROBE_TOKENS = 24
 PROBE_TOLERANCE = 1e-4
@@ -72,6 +73,7 @@ class Trainer:
         self._optimizer.zero_grad()
         parts = self.accumulate_gradient(mini_batch)
         metrics = batch_metrics(mini_batch, self.config.data.prompt_tokens_max) | self._loss_metrics(mini_batch, parts)
+        metrics |= turn_metrics(experiences)
         metrics |= self._update(metrics["actor/pg_loss"])
         if parts:
             tokens = join(parts)
