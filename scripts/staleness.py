@@ -76,6 +76,7 @@ class StaleRun:
     def __init__(self, config: Config, *, staleness: int, recompute: bool = False) -> None:
         self.trainer = Trainer(config)
         self._recompute = recompute
+        assert isinstance(config.engine, EmbeddedEngineConfig)
         self._engine = EmbeddedEngine(config.engine, WARM)
         self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(WARM)
         self._random = random.Random(1000 + config.seed)

@@ -65,9 +65,9 @@ class Config(Section):
         return self.engine.paced if isinstance(self.engine, EmbeddedEngineConfig) else None
 
     @property
-    def scored_by(self) -> str | None:
-        """What gives rewards: a function, else the environment; none: the rule of laminar/envs/math_answer.py."""
-        return self.reward.function or self.rollout.environment
+    def scored_by(self) -> str:
+        """What gives rewards: the function that is named, else the environment, else the rule `math_answer`."""
+        return self.reward.function or self.rollout.environment or "math_answer"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":

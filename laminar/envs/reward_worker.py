@@ -79,13 +79,13 @@ def main(fd: int, parent_pid: int, named: str) -> None:
         send(channel, scorer.score(call))
 
 
-def load_compute_score(named: str | None) -> ComputeScore:
+def load_compute_score(named: str) -> ComputeScore:
     """A rule that comes with Laminar, by its name, an environment's score(), or the user's function, by `path.py:name`.
 
     Raises ValueError if it cannot be loaded or takes other arguments than verl's.
     """
     match named:
-        case "math_answer" | None:
+        case "math_answer":
             return math_answer.compute_score
         case "dapo":
             return dapo.compute_score

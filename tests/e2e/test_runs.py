@@ -119,6 +119,7 @@ def test_a_partial_last_step_two_epochs_and_a_clean_end(tmp_path: Path):
     )
     run = Run(
         tmp_path / "run",
+        "trainer.learning_rate_schedule=constant",
         f"data.train_files=[{rows}]",
         "trainer.num_steps=null",
         "data.num_epochs=2",

@@ -53,6 +53,12 @@ def models(tmp_path_factory) -> dict[str, TinyModel]:
 
 
 @pytest.fixture(scope="session")
+def model(models) -> TinyModel:
+    """Of this folder's models: pytest would share the outer folder's, whichever was made first."""
+    return models["qwen2_tied"]
+
+
+@pytest.fixture(scope="session")
 def run() -> Iterator[Run]:
     """Runs a scenario in the session's event loop, which an engine in processes of its own belongs to."""
     with asyncio.Runner() as runner:
