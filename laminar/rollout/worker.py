@@ -28,13 +28,14 @@ from laminar.control.messages import (
     ReplicaStarted,
     TrajectoryId,
 )
-from laminar.data.records import Task, TokenDelta, WorkerReport
+from laminar.data.records import KvParcel, Task, TokenDelta, WorkerReport
 from laminar.envs.env import Environment, ObservationFailed, observe
 from laminar.relay.chunks import version_checksum
 from laminar.relay.lease import RelayUnreachable, VersionGone
 from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.engine import Delta, Engine, WrongWeights
 from laminar.rollout.episode import Episode, EpisodeRules, EpisodeState
+from laminar.rollout.kv_shelf import KvShelf
 
 Lease = Callable[[int], AbstractContextManager[LeasedVersion]]
 """Maps a version of the machine's relay for as long as the context lasts."""
@@ -67,7 +68,9 @@ class RolloutWorker:
         evaluation_rules: EpisodeRules,
         report_interval_s: float,
         turns: Turns | None = None,
+        move_kv: bool = False,
     ) -> None:
+        """move_kv: trajectories that are released leave their KV cache for a replica of the same machine."""
         self._replica = replica
         self._machine = machine
         self._engine = engine
@@ -76,8 +79,11 @@ class RolloutWorker:
         self._evaluation_rules = evaluation_rules
         self._report_interval_s = report_interval_s
         self._turns = turns
+        self._shelf = KvShelf(machine) if move_kv else None
         self._version: int | None = None
         self._episodes: dict[int, Episode] = {}
+        self._kv: dict[int, memoryview | None] = {}
+        """Caches that trajectories brought along, while they are taken in."""
         self._observing: dict[int, asyncio.Task[None]] = {}
         self._ended: list[Episode] = []
         self._outbox: list[WorkerReport] = []
@@ -98,7 +104,11 @@ class RolloutWorker:
         for task in tasks:
             episode = Episode(task, rules, self._version)
             self._episodes[task.trajectory] = episode
+            if self._shelf is not None and task.kv is not None:
+                self._kv[task.trajectory] = self._shelf.take(task.kv, self._version)
             self._go_on(episode)
+        # Of those that wait for their environment there is nothing to go on with at once.
+        self._kv.clear()
 
     async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
         """Stop these; their last tokens, and where they stopped, leave in a Released."""
@@ -107,7 +117,9 @@ class RolloutWorker:
             observing = self._observing.pop(episode.trajectory, None)
             if observing is not None and not observing.cancel():
                 observing.result()
-        for delta in await self._engine.abort([e.trajectory for e in held if e.state is EpisodeState.DECODING]):
+        decoding = [e.trajectory for e in held if e.state is EpisodeState.DECODING]
+        kv = self._leave_kv(decoding)
+        for delta in await self._engine.abort(decoding):
             self._take(delta)
         self._outbox.append(self._report())
         # One that is decoding still has ended in a step whose deltas are on their way: it will be reported as finished.
@@ -115,7 +127,7 @@ class RolloutWorker:
         for episode in stopped:
             del self._episodes[episode.trajectory]
         progress = tuple(_progress(e) for e in stopped)
-        self._send(Released(command, self._replica, progress))
+        self._send(Released(command, self._replica, progress), kv)
 
     async def load(self, command: CommandId, version: int) -> None:
         """Take the version from the machine's relay; what went wrong leaves in a LoadFailed, by name.
@@ -164,6 +176,8 @@ class RolloutWorker:
                 self._last_words_said = True
                 self._urgent.set()
         self._reported_at_s = time.monotonic()
+        if self._shelf is not None:
+            self._shelf.tidy()
         reports, self._outbox = [*self._outbox, self._report()], []
         return reports
 
@@ -171,6 +185,8 @@ class RolloutWorker:
         for task in (self._decoding, *self._observing.values()):
             if task is not None:
                 task.cancel()
+        if self._shelf is not None:
+            self._shelf.close()
         await self._engine.close()
 
     async def _decode(self) -> None:
@@ -207,7 +223,8 @@ class RolloutWorker:
 
     def _submit(self, episode: Episode) -> None:
         try:
-            self._engine.submit([episode.request()])
+            kv = self._kv.pop(episode.trajectory, None)
+            self._engine.submit([msgspec.structs.replace(episode.request(), kv=kv)])
         except ValueError as error:
             episode.fail(f"engine: {error}")
             self._go_on(episode)
@@ -224,8 +241,13 @@ class RolloutWorker:
         del self._observing[episode.trajectory]
         self._go_on(episode)
 
-    def _send(self, event: Released | Loaded | LoadFailed) -> None:
-        self._outbox.append(WorkerReport(event, ()))
+    def _leave_kv(self, trajectories: Sequence[TrajectoryId]) -> tuple[KvParcel, ...]:
+        if self._shelf is None or self._version is None:
+            return ()
+        return self._shelf.leave(self._engine, trajectories, self._version)
+
+    def _send(self, event: Released | Loaded | LoadFailed, kv: tuple[KvParcel, ...] = ()) -> None:
+        self._outbox.append(WorkerReport(event, (), kv))
         self._urgent.set()
 
     def _report(self) -> WorkerReport:

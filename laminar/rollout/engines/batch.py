@@ -53,6 +53,7 @@ class Batch:
             self.running.append(self.waiting.popleft())
             self._hold_blocks(sequence, num_blocks)
             self._slots.place(sequence)
+            self._slots.take_in(sequence)
 
     def remove(self, sequence: Sequence, *, scrub: bool = False) -> None:
         """Take out a request that ended, wherever it is. scrub: its KV holds NaN."""

@@ -1,6 +1,6 @@
 """Defines what an engine is to a rollout worker: batched, token-in and token-out, one weight version at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -28,6 +28,17 @@ class Request(msgspec.Struct, frozen=True):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     evaluation: bool = False
+    kv: memoryview | None = None
+    """KV cache of its first tokens, as export_kv() of such an engine gave it under the version loaded here. An engine
+    that cannot take it in computes it anew; the bytes may go when the request has ended."""
+
+
+class ExportedKv(msgspec.Struct, frozen=True):
+    """Where in the memory given to export_kv() a request's KV cache lies, and of how many leading tokens it is."""
+
+    num_tokens: int
+    offset: int
+    num_bytes: int
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -84,6 +95,13 @@ class Engine(Protocol):
         """Stop these requests; returns their last deltas (tokens not yet delivered, stop_reason "abort").
 
         An id that the engine does not hold any more is not in the list: its last delta came from next().
+        """
+        ...
+
+    def export_kv(self, ids: Sequence[int], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """Copy the KV caches of live requests into memory of `allocate(bytes)`, for another engine to go on with.
+
+        Comes before their abort. Requests without a cache, and all of an engine that cannot do this, are left out.
         """
         ...
 

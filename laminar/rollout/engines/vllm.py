@@ -10,7 +10,7 @@ one wait serves all requests, and no task stands between.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
@@ -22,7 +22,7 @@ from laminar.control.messages import DecodeCost
 from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.admission import Limits, refuse_impossible
 from laminar.rollout.engines.architecture import Architecture, tensor_shapes
-from laminar.rollout.engines.engine import Capabilities, Delta, EngineStats, Request
+from laminar.rollout.engines.engine import Capabilities, Delta, EngineStats, ExportedKv, Request
 from laminar.rollout.engines.published import check_probe, refuse_misfits, refuse_without_probe
 from laminar.rollout.engines.vllm_process import VllmProcess
 from laminar.rollout.engines.vllm_requests import delta_of, refuse_near_greedy, sampling_of, scoring
@@ -104,6 +104,10 @@ class VllmEngine:
         # Who waits for the step of requests that are no more waits for nothing.
         self._process.stepped.set()
         return [self._last_delta(alive) for alive in aborted]
+
+    def export_kv(self, ids: Sequence[int], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """Nothing: between vLLM engines a KV cache moves only through a connector, which docs/vllm.md is about."""
+        return {}
 
     async def next(self) -> list[Delta]:
         """As in Engine; also [] after an abort. Returns all steps since the last call, usually one.
