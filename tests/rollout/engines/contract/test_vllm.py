@@ -62,7 +62,7 @@ def test_each_rank_reads_its_own_share_of_the_segment(run, tmp_path):
         engine = await start_tiny_vllm(model, tensor_parallel_size=2, worker_extension=f"{EXTENSIONS}.CountsPages")
         try:
             await engine.load(leased)
-            return await engine._llm.collective_rpc("tell_touched_bytes")
+            return await engine.llm.collective_rpc("tell_touched_bytes")
         finally:
             await engine.close()
 
