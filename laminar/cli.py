@@ -9,7 +9,7 @@ from pathlib import Path
 from laminar import __version__
 from laminar.settings import all_settings, load_config
 
-BENCHMARKS = ("engine", "loop", "vllm")
+BENCHMARKS = ("engine", "loop", "moves", "vllm")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,6 +125,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     match arguments.what:
         case "engine":
             from laminar.bench.engine import main as bench
+        case "moves":
+            from laminar.bench.moves import main as bench
         case "vllm":
             from laminar.rollout.engines.vllm_setup import refuse_without_vllm
 
