@@ -136,7 +136,7 @@ def _format(move: Move, *, as_json: bool) -> str:
     if as_json:
         return json.dumps(msgspec.structs.asdict(move))
     return (
-        f"{move.num_trajectories:3d} trajectories of {move.context_tokens:5d} tokens  {move.kv_bytes / 2**20:6.1f} MiB  "
+        f"{move.num_trajectories:3d} x {move.context_tokens:5d} tokens  {move.kv_bytes / 2**20:7.1f} MiB  "
         f"with KV {1e3 * move.with_kv_s:8.2f} ms  prefilled {1e3 * move.prefilled_s:8.2f} ms  ratio {move.ratio:.2f}"
     )
 
