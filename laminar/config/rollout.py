@@ -125,6 +125,8 @@ class RolloutConfig(Section):
     """Sampling temperature of training trajectories; log-probs are taken at the same."""
     report_interval_s: Seconds = 0.1
     """How often a replica reports; a report is also its heartbeat."""
+    move_kv: bool = False
+    """Whether a trajectory that moves within a machine takes its KV cache along, where engines can (embedded)."""
     environment: Literal["math_with_code"] | FunctionPath | None = None
     """`math_with_code`, or `path.py:Class` of one of yours (laminar/envs/env.py); none: single-turn."""
     environment_timeout_s: Seconds = 60.0
