@@ -25,7 +25,16 @@ from scripts.generate_docs import pages
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
-FOR_USERS = ("README", "schedules", "faults", "weights", "add-an-environment", "data-and-rewards", "troubleshooting")
+FOR_USERS = (
+    "README",
+    "schedules",
+    "faults",
+    "weights",
+    "add-an-environment",
+    "data-and-rewards",
+    "losses",
+    "troubleshooting",
+)
 WARM = ROOT / "examples/iterate/warm"
 STOP = "<|im_end|>"
 
