@@ -187,6 +187,8 @@ class Relay:
             peers = dict(self._peers)
         for link in peers.values():
             link.shutdown()
+        with self._shelf.changed:
+            self._shelf.changed.notify_all()
         self._forwarder.close()
         until = time.monotonic() + CLOSE_DEADLINE_S
         for thread in (*self._threads, *peers):

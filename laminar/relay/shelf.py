@@ -199,6 +199,7 @@ class Shelf:
         while rivals := [other for other in self._feeding if not self._goes_with(other, hello)]:
             for rival in rivals:
                 rival.shutdown()
+            self.changed.notify_all()
             # Two threads must never write one segment, so the old one has to be out before the new one starts.
             if not self.changed.wait(deadline - time.monotonic()):
                 raise Refused(Refusal(f"the previous stream did not end within {STREAM_LEAVES_S:g} s"))
@@ -260,12 +261,14 @@ class Shelf:
         stored = stream.stored
 
         def settled() -> bool:
-            return stored.complete or stored.removed or stream.link not in self._feeding
+            # It waits for others here, not on its link, so nothing but this tells that the link was shut down.
+            return stored.complete or stored.removed or stream.link not in self._feeding or stream.link.was_shut_down
 
         if not self.changed.wait_for(settled, self._arrival_deadline_s):
             raise Superseded(f"other ranks' shards of version {stored.version} did not come")
         if not stored.complete:
             self._still_mine(stream)
+            raise Superseded(f"the stream of version {stored.version} was ended before other ranks' shards came")
 
     def _complete(self, stored: StoredVersion) -> None:
         stored.checksum = combine_checksums(stored.checksums)
