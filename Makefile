@@ -20,9 +20,11 @@ check: $(VENV)/dev  ## format, lint, types, layers
 
 setup: $(VENV)/dev  ## a virtual environment with everything for development
 
-bench: $(VENV)/dev  ## the engine beside Hugging Face generate, and the control loop
+bench: $(VENV)/dev  ## engine beside Hugging Face generate, trainer beside TRL, reward pool, control loop
 	$(BIN)/laminar bench engine --json
 	$(BIN)/laminar bench loop --json
+	$(BIN)/laminar bench trainer --json
+	$(BIN)/laminar bench rewards --json
 
 seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 	$(BIN)/python -m scripts.seeds
