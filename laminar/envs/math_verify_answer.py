@@ -9,6 +9,9 @@ from typing import Any
 
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
+NO_LIMIT: Any = None
+"""It takes None for none, which its annotations do not say."""
+
 # It warns that without its own time limits (an alarm, which works in a main thread only) somebody must set one: the
 # reward pool does, and kills what does not keep to it.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -28,7 +31,7 @@ def compute_score(
     truth = _parse_truth(str(ground_truth))
     if not truth:
         raise ValueError(f"math-verify cannot read the ground truth {ground_truth!r}; use reward.function=math_answer")
-    answer = parse(solution_str, [ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=None)
+    answer = parse(solution_str, [ExprExtractionConfig(), LatexExtractionConfig()], parsing_timeout=NO_LIMIT)
     correct = float(verify(truth, answer, timeout_seconds=None))
     return {"score": correct, "acc": correct}
 
@@ -36,4 +39,4 @@ def compute_score(
 @cache
 def _parse_truth(ground_truth: str) -> list[Any]:
     """Each member of a group asks for the same one."""
-    return parse(f"\\boxed{{{ground_truth}}}", [LatexExtractionConfig()], parsing_timeout=None)
+    return parse(f"\\boxed{{{ground_truth}}}", [LatexExtractionConfig()], parsing_timeout=NO_LIMIT)
