@@ -23,6 +23,7 @@ from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry
 from laminar.cluster.ray_session import RaySession
 from laminar.cluster.rewards import RewardWorkers
+from laminar.cluster.sandboxes import SandboxWorkers
 from laminar.config import Config
 from laminar.control import messages as m
 from laminar.relay.happenings import VersionSent
@@ -30,7 +31,7 @@ from laminar.relay.happenings import VersionSent
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-SENDER_CHECK_S = 1.0
+SENDER_REPORT_INTERVAL_S = 0.1
 CLOSE_DEADLINE_S = 15.0
 """For processes to end by themselves when the run ends; then they are killed."""
 
@@ -70,9 +71,8 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replicas: dict[m.ReplicaId, Member] = {}
         self._relays: dict[m.MachineId, Member] = {}
-        self._rewards = RewardWorkers(
-            config, session, registry, self._spawn, lambda cause: self._emit(m.RewardFailedToStart(cause))
-        )
+        self._rewards = RewardWorkers(config, session, registry, self._spawn, self._fail_start)
+        self._sandboxes = SandboxWorkers(config, session, secrets, registry, self._spawn, self._fail_start)
         self._trainer: Member | None = None
         self._trainer_is_up = False
         self._chain: m.SetChain | None = None
@@ -85,6 +85,7 @@ class Cluster:
         for machine in machines:
             self._start_relay(machine.id)
             self._rewards.start(machine)
+            self._sandboxes.start(machine)
         self._spawn(self._start_trainer())
         self._spawn(self._tick())
 
@@ -107,7 +108,7 @@ class Cluster:
         """End every process of the run; those that do not end within the deadline are killed."""
         for task in self._tasks:
             task.cancel()
-        members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members]
+        members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members, *self._sandboxes.members]
         if self._trainer is not None:
             members.append(self._trainer)
         closing = [asyncio.ensure_future(member.leaves()) for member in members]
@@ -130,7 +131,9 @@ class Cluster:
             case m.StartRelay():
                 self._start_relay(command.machine)
             case m.Load():
-                self._tell_replica(command.replica, lambda actor: actor.load.remote(command.id, command.version))
+                self._tell_replica(
+                    command.replica, lambda actor: actor.load.remote(command.id, command.version, command.interrupt)
+                )
             case m.Generate() | m.Resume():
                 tasks = self._payload.tasks(command.trajectories, evaluation=command.evaluation)
                 self._tell_replica(command.replica, lambda actor: actor.generate.remote(tasks, command.evaluation))
@@ -149,6 +152,8 @@ class Cluster:
             case m.SetChain():
                 self._chain = command
                 self._link_chain()
+            case m.Fetch():
+                self._fetch(command)
             case m.RetainVersions():
                 self._retained = command.versions
                 for relay in self._relays.values():
@@ -164,7 +169,8 @@ class Cluster:
 
     def _start_replica(self, id: m.ReplicaId, machine_id: m.MachineId) -> None:
         machine = self._session.machine(machine_id)
-        actor = self._session.place(RolloutActor, machine).remote(id, machine_id, self._config, self._secrets)
+        placed = self._session.place(RolloutActor, machine, num_gpus=self._config.engine.num_gpus)
+        actor = placed.remote(id, machine_id, self._config, self._secrets)
         member = self._replicas[id] = Member(actor, machine)
         member.listening = self._spawn(self._listen_to_replica(id, member))
 
@@ -231,7 +237,15 @@ class Cluster:
             self._spawn(quietly(relay.actor.set_next.remote(address, self._chain.id)))
         if self._trainer is not None and self._trainer_is_up:
             master = relays[0].address if relays else None
-            self._spawn(quietly(self._trainer.actor.set_master.remote(master, self._chain.id, len(relays))))
+            self._spawn(quietly(self._trainer.actor.set_master.remote(master, self._chain.id)))
+
+    def _fetch(self, command: m.Fetch) -> None:
+        source, target = self._relays.get(command.source), self._relays.get(command.machine)
+        if source is None or target is None or target.address is None:
+            self._emit(m.CommandFailed(command.id, "a relay of it is not up any more"))
+            return
+        call = source.actor.send_version.remote(command.version, target.address)
+        self._spawn(self._report_failure(call, lambda cause: m.CommandFailed(command.id, cause)))
 
     # ------------------------------------------------------------------------------------------------- trainer
 
@@ -257,11 +271,16 @@ class Cluster:
         self._spawn(self._listen_to_sender(actor))
 
     async def _listen_to_sender(self, trainer: Any) -> None:
-        """What becomes of versions handed over: control sees it when they are complete, the log says it by name."""
+        """How far a hand-over is, for control, while one is on its way; what becomes of them, for the log."""
+        told: int | None = None
         with suppress(RayError):
             while True:
-                await asyncio.sleep(SENDER_CHECK_S)
-                for happening in await trainer.sender_events.remote():
+                await asyncio.sleep(SENDER_REPORT_INTERVAL_S)
+                report, happenings = await trainer.sender_report.remote()
+                if report.version is not None or told is not None:
+                    self._emit(report)
+                told = report.version
+                for happening in happenings:
                     if not isinstance(happening, VersionSent):
                         log.warning("the trainer's sender: %s", happening)
 
@@ -275,7 +294,10 @@ class Cluster:
             self._emit(m.MiniBatchTrained(command.id, command.step, command.index))
 
     async def _publish(self, command: m.Publish) -> None:
-        stall_s = await self._ask_trainer(command.id, lambda actor: actor.publish.remote(command.version, command.step))
+        num_relays = len(self._chain.machines) if self._chain is not None else 1
+        stall_s = await self._ask_trainer(
+            command.id, lambda actor: actor.publish.remote(command.version, command.step, num_relays)
+        )
         if stall_s is not None:
             self._emit(m.HandedOver(command.id, command.version, stall_s))
 
@@ -319,6 +341,9 @@ class Cluster:
             await call
         except RayError as error:
             self._emit(event(cause_of(error)))
+
+    def _fail_start(self, cause: str) -> None:
+        self._emit(m.ServiceFailedToStart(cause))
 
     def _emit(self, event: m.AnyEvent) -> None:
         self._queue.put_nowait((time.monotonic() - self._epoch_s, event))

@@ -10,11 +10,18 @@ from laminar.config.rollout import (
     EmbeddedEngineConfig,
     EngineConfig,
     EvaluationConfig,
+    PacedConfig,
     RepackConfig,
     RewardConfig,
     RolloutConfig,
 )
-from laminar.config.schedule import ScheduleConfig, TrajectoryLevelSchedule
+from laminar.config.sandbox import LocalSandboxConfig, SandboxConfig
+from laminar.config.schedule import (
+    OneStepStaleSchedule,
+    ScheduleConfig,
+    StreamingSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.config.section import Section
 from laminar.config.simulation import SimulationConfig
 from laminar.config.train import CheckpointConfig, TrainerConfig
@@ -31,6 +38,7 @@ class Config(Section):
     relay: RelayConfig = RelayConfig()
     trainer: TrainerConfig = TrainerConfig()
     buffer: BufferConfig = BufferConfig()
+    sandbox: SandboxConfig = LocalSandboxConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -48,12 +56,32 @@ class Config(Section):
         in_data = -(-self.data.num_epochs * num_prompts // self.batch.num_prompts_per_step)
         return min(in_data, self.trainer.num_steps or in_data)
 
+    @property
+    def num_trajectory_tokens_max(self) -> int:
+        """Tokens of the longest trajectory, its prompt included."""
+        return self.data.prompt_tokens_max + self.data.response_tokens_max
+
+    @property
+    def paced(self) -> PacedConfig | None:
+        """What the engine's steps are held back to, if they are."""
+        return self.engine.paced if isinstance(self.engine, EmbeddedEngineConfig) else None
+
+    @property
+    def scored_by(self) -> str:
+        """What gives rewards: the function that is named, else the environment, else the rule `math_answer`."""
+        return self.reward.function or self.rollout.environment or "math_answer"
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         if self.buffer.capacity_steps < 1:
             raise ValueError(
                 f"buffer.capacity_steps={self.buffer.capacity_steps} holds less than one step, so no step would "
                 "ever start; set it to 1 or more"
+            )
+        if isinstance(self.schedule, OneStepStaleSchedule | StreamingSchedule) and self.buffer.capacity_steps < 2:
+            raise ValueError(
+                f"buffer.capacity_steps={self.buffer.capacity_steps:g} has no room for the batch that "
+                f"schedule.kind={self.schedule.kind} generates while another is trained; set it to 2 or more"
             )
         if self.batch.num_prompts_per_step % self.batch.num_mini_batches:
             raise ValueError(
@@ -85,9 +113,14 @@ class Config(Section):
                 f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
                 "on; lower it"
             )
-        longest = self.data.prompt_tokens_max + self.data.response_tokens_max
-        num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens
-        if longest > num_blocks * self.engine.block_tokens:
+        rollout = self.rollout
+        if rollout.environment == "math_with_code" and rollout.num_turns_max < 2:
+            raise ValueError(
+                f"rollout.num_turns_max={rollout.num_turns_max} leaves no turn after a tool call; set it to "
+                "rollout.num_tool_calls_max + 1"
+            )
+        longest, room = self.num_trajectory_tokens_max, self.engine.kv_tokens_max
+        if room is not None and longest > room:
             raise ValueError(
                 f"one trajectory may need data.prompt_tokens_max + data.response_tokens_max = {longest} KV tokens, "
                 f"more than engine.kv_capacity_tokens={self.engine.kv_capacity_tokens} holds in whole blocks of "

@@ -196,9 +196,7 @@ class SimulatedEngine:
             seconds = self._seconds_of(num_steps)
             if self._at_tools and (until_answer_s := self._at_tools[0][0] - self.now_s) < seconds:
                 fitting_s = max(0.0, until_answer_s - self._prefill_s)
-                num_steps = min(
-                    num_steps, 1 + self._cost.num_steps_in(fitting_s, len(self.running), self._kv_tokens)
-                )
+                num_steps = min(num_steps, 1 + self._cost.num_steps_in(fitting_s, len(self.running), self._kv_tokens))
                 seconds = self._seconds_of(num_steps)
             self._jump = num_steps, seconds
         return self._jump

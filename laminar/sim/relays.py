@@ -1,7 +1,7 @@
 """Pretends to be the relays: when a version arrives on which machine, what is kept, what is evicted.
 
-    trainer ──publish──► master ──► next ──► …      a version comes to each at its place's time after the hand-over;
-                                                    behind a relay that is gone or hangs it waits for a new chain
+trainer ──publish──► master ──► next ──► …      a version comes to each at its place's time after the hand-over;
+                                                behind a relay that is gone or hangs it waits for a new chain
 """
 
 from collections.abc import Iterable, Iterator

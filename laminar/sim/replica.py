@@ -84,6 +84,4 @@ class SimulatedReplica:
         )
 
     def _progress(self, sequence: Sequence) -> Progress:
-        return Progress(
-            sequence.trajectory, sequence.attempt, self.engine.tokens_of(sequence), sequence.at_tool
-        )
+        return Progress(sequence.trajectory, sequence.attempt, self.engine.tokens_of(sequence), sequence.at_tool)

@@ -47,9 +47,7 @@ def simulate(
     """
     shape = resolve(config, fitted or calibration(), colocated=is_colocated(config))
     own = control_config(config, shape)
-    control = ControlPlane(
-        own, num_prompts=_num_prompts(own), num_evaluation_prompts=own.evaluation.num_prompts_max
-    )
+    control = ControlPlane(own, num_prompts=_num_prompts(own), num_evaluation_prompts=own.evaluation.num_prompts_max)
     world, history = World(own, shape, Workload(own), faults=faults, wire=wire), History()
     num_events, ended, num_steps = 0, None, 0
     for now, event in world.events():

@@ -1,6 +1,6 @@
 """Pretends to be the cluster: answers control's commands with events, on a virtual clock.
 
-    execute(command) ──► what it sets off, at its time ──► events() ──► control ──► execute …
+execute(command) ──► what it sets off, at its time ──► events() ──► control ──► execute …
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,8 +102,7 @@ class World:
 
     def _scored(self, command: m.ScoreTrajectories) -> m.Scored:
         scores = [
-            m.Score(a.trajectory, a.attempt, self._workload.response(a.trajectory).score)
-            for a in command.trajectories
+            m.Score(a.trajectory, a.attempt, self._workload.response(a.trajectory).score) for a in command.trajectories
         ]
         return m.Scored(command.id, tuple(scores))
 

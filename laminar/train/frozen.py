@@ -23,7 +23,7 @@ class FrozenPolicy:
             ours.copy_(theirs)
 
     @torch.no_grad()
-    def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
-        """Of the trained tokens, nats: [num_tokens]."""
-        logprobs, _ = token_logprobs(self._model, micro_batch, temperature)
+    def logprobs(self, micro_batch: MicroBatch, temperature: float, *, float32_head: bool) -> Tensor:
+        """Of the trained tokens, nats: [num_trained_tokens]."""
+        logprobs, _ = token_logprobs(self._model, micro_batch, temperature, float32_head=float32_head)
         return logprobs

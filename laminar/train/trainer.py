@@ -26,6 +26,7 @@ from laminar.train.losses.loss import TokenBatch
 from laminar.train.mini_batch import MiniBatch, prepare
 from laminar.train.model import build_optimizer, load_model
 from laminar.train.packing import MicroBatch, lay_out, num_tokens, plan_micro_batches
+from laminar.train.turns import turn_metrics
 
 NUM_PROBE_TOKENS = 24
 PROBE_TOLERANCE = 1e-4
@@ -72,6 +73,7 @@ class Trainer:
         self._optimizer.zero_grad()
         parts = self.accumulate_gradient(mini_batch)
         metrics = batch_metrics(mini_batch, self.config.data.prompt_tokens_max) | self._loss_metrics(mini_batch, parts)
+        metrics |= turn_metrics(experiences)
         metrics |= self._update(metrics["actor/pg_loss"])
         if parts:
             tokens = join(parts)
@@ -98,7 +100,12 @@ class Trainer:
         ]
 
     def _backward(self, micro_batch: MicroBatch, mini_batch: MiniBatch) -> ForwardedTokens:
-        logprobs, entropies = token_logprobs(self.model, micro_batch, self.config.rollout.temperature)
+        logprobs, entropies = token_logprobs(
+            self.model,
+            micro_batch,
+            self.config.rollout.temperature,
+            float32_head=self.config.trainer.float32_head,
+        )
         rows = micro_batch.rows
         token_loss = self._loss(
             TokenBatch(
@@ -134,12 +141,18 @@ class Trainer:
             return None
         if self._num_updates_done == self._num_updates_done_at_proximal:
             return policy_logprobs  # no update since: they are the same weights
-        return self._proximal.logprobs(micro_batch, self.config.rollout.temperature)
+        return self._frozen_logprobs(self._proximal, micro_batch)
 
     def _reference_kl(self, micro_batch: MicroBatch, policy_logprobs: Tensor) -> Tensor:
         if self._reference is None:
             return torch.zeros_like(policy_logprobs)
-        return k3(policy_logprobs, self._reference.logprobs(micro_batch, self.config.rollout.temperature))
+        return k3(policy_logprobs, self._frozen_logprobs(self._reference, micro_batch))
+
+    def _frozen_logprobs(self, policy: FrozenPolicy, micro_batch: MicroBatch) -> Tensor:
+        """At the same temperature and precision as those of the weights being trained."""
+        return policy.logprobs(
+            micro_batch, self.config.rollout.temperature, float32_head=self.config.trainer.float32_head
+        )
 
     def _loss_metrics(self, mini_batch: MiniBatch, parts: Sequence[ForwardedTokens]) -> dict[str, float]:
         metrics = {

@@ -3,12 +3,13 @@
 import time
 from pathlib import Path
 
-from laminar.envs.env import Turn
+from laminar.envs.env import Environment, Turn
+from laminar.envs.math_with_code import MathWithCode
 
 GATE_DEADLINE_S = 60.0
 
 
-class FirstLine:
+class FirstLine(Environment):
     """Answers the first line with a number; the rest of the response is the second turn."""
 
     turn_ends = ("\n",)
@@ -43,3 +44,9 @@ class Raises(FirstLine):
 class HalfCharacter(FirstLine):
     def observe(self, turn: Turn) -> str | None:
         return "7\ud800"
+
+
+class OnceOnly(MathWithCode):
+    """Its calls change something elsewhere."""
+
+    repeatable = False

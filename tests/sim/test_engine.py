@@ -10,9 +10,7 @@ from laminar.sim.step_cost import StepCost
 from laminar.sim.workload import Call, Response
 from tests.sim.stepwise_engine import Held, StepwiseEngine
 
-COST = StepCost(
-    [0.010 + 0.0002 * n + 0.000001 * n * n for n in range(65)], [2e-6] * 65, [10.0, 100.0], [0.004, 0.020]
-)
+COST = StepCost([0.010 + 0.0002 * n + 0.000001 * n * n for n in range(65)], [2e-6] * 65, [10.0, 100.0], [0.004, 0.020])
 BLOCK_TOKENS = 4
 
 
