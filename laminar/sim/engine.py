@@ -132,6 +132,17 @@ class SimulatedEngine:
     def pause(self, seconds: float) -> None:
         """Stand still for so long, from the step under way on."""
         self.now_s += seconds
+        self._jump = None
+
+    def interrupt(self, at_s: float) -> float:
+        """Give up the KV of all that run, which take their contexts in again first of all; the time of the last step."""
+        self._finish_step_under_way(at_s)
+        interrupted = list(self.running.values())
+        for sequence in interrupted:
+            self._leave(sequence)
+        self.waiting.extendleft(reversed(interrupted))
+        self._between_steps()
+        return self.now_s
 
     def submit(self, sequences: Iterable[Sequence], at_s: float) -> None:
         """They wait for their admission, behind those that already do."""
@@ -169,7 +180,7 @@ class SimulatedEngine:
                 num_steps, seconds = self._next_jump()
                 self._make_steps(num_steps, seconds)
             else:
-                self.now_s = self._at_tools[0][0]
+                self.now_s = max(self.now_s, self._at_tools[0][0])
             self._between_steps()
         if not self.running:
             self.now_s = max(self.now_s, until_s)

@@ -49,7 +49,7 @@ class Fleet:
         self._relays = relays
         self._trainer = trainer
         self._measures = measures
-        self._tells_kv = build_schedule(config.schedule).may_repack and config.repack.enabled
+        self._tells_kv = build_schedule(config).may_repack and config.repack.enabled
         self._usage_of_gone: list[Usage] = []
         self._next_look_s = 0.0
 
@@ -127,23 +127,29 @@ class Fleet:
             self._clock.at(replica.silent_until_s, try_again)
 
     def _load(self, command: Load, replica: SimulatedReplica) -> None:
-        assert replica.engine.empty, f"{command} reached a replica that decodes"
-        now, load_s, machine = self._clock.now, self._shape.load_s, replica.machine
+        now, load_s = self._clock.now, self._shape.load_s
         # A load that the version's arrival set off was waited for, from the publish on; any other was not.
-        waited_for = self._relays.came_now(machine, command.version)
+        waited_for = self._relays.came_now(replica.machine, command.version)
         since_s = max(replica.emptied_at_s, self._trainer.published_at_s) if waited_for else now
+        begins_s = now
+        if command.interrupt:
+            begins_s = replica.engine.interrupt(now)
+            self._arm(replica)
+            self._clock.at(begins_s, lambda: self._tell_now(replica))
+            replica.engine.pause(load_s)
+        else:
+            assert replica.engine.empty, f"{command} reached a replica that decodes"
+        self._clock.at(begins_s + load_s, lambda: self._end_load(command, replica, since_s))
 
-        def finish() -> Iterator[AnyEvent]:
-            if not self._is_there(replica):
-                return
-            if self._relays.has(machine, command.version):
-                replica.version = command.version
-                self._measures.waits.append(Wait(self._clock.now, self._clock.now - since_s))
-                yield Loaded(command.id, replica.id, command.version, load_s)
-            else:
-                yield LoadFailed(command.id, replica.id, command.version, "version_gone: not on the relay", True)
-
-        self._clock.at(now + load_s, finish)
+    def _end_load(self, command: Load, replica: SimulatedReplica, since_s: float) -> Iterator[AnyEvent]:
+        if not self._is_there(replica):
+            return
+        if self._relays.has(replica.machine, command.version):
+            replica.version = command.version
+            self._measures.waits.append(Wait(self._clock.now, self._clock.now - since_s))
+            yield Loaded(command.id, replica.id, command.version, self._shape.load_s)
+        else:
+            yield LoadFailed(command.id, replica.id, command.version, "version_gone: not on the relay", True)
 
     def _is_there(self, replica: SimulatedReplica) -> bool:
         return self.replicas.get(replica.id) is replica and not replica.is_silent(self._clock.now)
@@ -174,7 +180,7 @@ class Fleet:
     def _tell_now(self, replica: SimulatedReplica) -> Iterator[AnyEvent]:
         if self._is_there(replica):
             replica.engine.advance(self._clock.now)
-            yield self._report(replica)
+            yield self._report(replica, with_progress=True)
             self._arm(replica)
 
     def _has_news(self, replica: SimulatedReplica) -> bool:
