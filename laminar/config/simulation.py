@@ -205,6 +205,7 @@ class SimulationConfig(Section):
     def _something_to_measure(self) -> "SimulationConfig":
         if self.num_warmup_steps >= self.num_steps:
             raise ValueError(
-                f"num_warmup_steps={self.num_warmup_steps} leaves none of num_steps={self.num_steps} to measure; lower it"
+                f"num_warmup_steps={self.num_warmup_steps} leaves none of num_steps={self.num_steps} to measure; "
+                "lower it"
             )
         return self

@@ -135,7 +135,7 @@ class SimulatedEngine:
         self._jump = None
 
     def interrupt(self, at_s: float) -> float:
-        """Give up the KV of all that run, which take their contexts in again first of all; the time of the last step."""
+        """Give up the KV of all that run; they take their contexts in again, first of all. When their last step ended."""
         self._finish_step_under_way(at_s)
         interrupted = list(self.running.values())
         for sequence in interrupted:
@@ -294,7 +294,7 @@ class SimulatedEngine:
         self.usage.num_preemptions += 1
 
     def _admit(self) -> None:
-        """First come, first served, as long as the next step's blocks stay below C_max; one alone is always admitted."""
+        """First come, first served, while the next step's blocks stay below C_max; one alone is always admitted."""
         blocks_after_step = self.blocks_used + self._blocks_of(1)
         while self.waiting and len(self.running) < self._num_running_max:
             blocks_after_step += -(-(self.waiting[0].context_tokens + 1) // self._block_tokens)

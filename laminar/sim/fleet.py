@@ -192,12 +192,11 @@ class Fleet:
         return enough or replica.is_due(self._clock.now, self._config.simulation.heartbeat_interval_s)
 
     def _report(self, replica: SimulatedReplica, *, with_progress: bool = False) -> ReplicaReport:
-        due = replica.is_due(self._clock.now, self._config.simulation.heartbeat_interval_s)
         for sequence in replica.engine.finished:
             self._measures.finished(sequence)
         if replica.engine.empty:
             replica.emptied_at_s = self._clock.now
-        return replica.report(self._clock.now, with_progress=with_progress or due)
+        return replica.report(self._clock.now, with_progress=with_progress)
 
     def _arm(self, replica: SimulatedReplica) -> None:
         """Come back when its batch may have ended before the next look."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 
 from laminar.sim.published import Published
 
@@ -36,6 +37,6 @@ def _by_logarithm(curve: Mapping[int, float], at: float) -> float:
     """Linear in log2 between points, and beyond them with the slope of the nearest two; never below a third point."""
     points = [(math.log2(x), y) for x, y in sorted(curve.items())]
     x = math.log2(max(1, at))
-    pair = next(((a, b) for a, b in zip(points, points[1:], strict=False) if x <= b[0]), (points[-2], points[-1]))
+    pair = next(((a, b) for a, b in pairwise(points) if x <= b[0]), (points[-2], points[-1]))
     (x0, y0), (x1, y1) = pair
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -13,6 +13,8 @@ class StepEnd(msgspec.Struct, frozen=True):
     num_tokens: int
     """Prompt and response tokens trained in the step."""
     usage: Usage
+    training_s: float
+    """Seconds that the trainer computed so far."""
 
 
 class Latency(msgspec.Struct, frozen=True):
@@ -31,6 +33,8 @@ class Wait(msgspec.Struct, frozen=True):
 
 class Measures:
     def __init__(self) -> None:
+        self.begin = StepEnd(0.0, 0, Usage(), 0.0)
+        """Before everything."""
         self.steps: list[StepEnd] = []
         self.latencies: list[Latency] = []
         self.waits: list[Wait] = []

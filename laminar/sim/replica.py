@@ -1,4 +1,4 @@
-"""Pretends to be a rollout worker: an engine with a weight version, what it owes control as a report, and its health."""
+"""Pretends to be a rollout worker: an engine with a weight version, what it owes control, and its health."""
 
 import math
 
@@ -30,7 +30,7 @@ class SimulatedReplica:
         self.emptied_at_s = 0.0
         self.wake = 0
         """Number of its newest wake-up in the clock; older ones are stale."""
-        self._told_all_at_s = 0.0
+        self._told_at_s = 0.0
         self._workload = workload
         self._prompt_tokens = prompt_tokens
 
@@ -38,8 +38,8 @@ class SimulatedReplica:
         return now < self.silent_until_s
 
     def is_due(self, now: float, interval_s: float) -> bool:
-        """Whether it is so long since it told everything."""
-        return now - self._told_all_at_s >= interval_s
+        """Whether it has been silent for so long."""
+        return now - self._told_at_s >= interval_s
 
     def take(self, assignments: tuple[Assignment, ...], now: float) -> None:
         self.engine.submit([self._sequence(assignment) for assignment in assignments], now)
@@ -50,12 +50,10 @@ class SimulatedReplica:
         return Released(command, self.id, tuple(self._progress(sequence) for sequence in released))
 
     def report(self, now: float, *, with_progress: bool) -> ReplicaReport:
-        """What finished; and how far the others are."""
+        """What finished; and, where it matters, how far the others are: that is most of what a report costs."""
         engine = self.engine
-        progress: tuple[Progress, ...] = ()
-        if with_progress:
-            self._told_all_at_s = now
-            progress = tuple(self._progress(sequence) for sequence in engine.sequences())
+        self._told_at_s = now
+        progress = tuple(self._progress(sequence) for sequence in engine.sequences()) if with_progress else ()
         finished = tuple(
             Finished(s.trajectory, s.attempt, s.response.num_tokens, s.response.truncated)
             for s in engine.take_finished()

@@ -130,8 +130,8 @@ def _num_kv_blocks(config: Config, model: ModelSize) -> int:
         needed = "nothing" if num_blocks == 0 else f"room for {num_blocks * simulation.block_tokens:,} tokens"
         raise ValueError(
             f"the model's {model.weight_bytes / 1e9:.1f} GB of weights on simulation.tensor_parallel="
-            f"{simulation.tensor_parallel} {simulation.accelerator} leave {needed} for the KV cache, and one trajectory "
-            f"may take data.prompt_tokens_max + data.response_tokens_max = {longest:,}; raise "
+            f"{simulation.tensor_parallel} {simulation.accelerator} leave {needed} for the KV cache, and one "
+            f"trajectory may take data.prompt_tokens_max + data.response_tokens_max = {longest:,}; raise "
             "simulation.tensor_parallel or simulation.gpu_memory_share"
         )
     return num_blocks

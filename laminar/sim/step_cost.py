@@ -76,7 +76,7 @@ class StepCost:
 
 
 class Overhead:
-    """What an engine step takes beyond its kernels: launching them, and work on the CPU for every running trajectory."""
+    """What an engine step takes beyond its kernels: launching them, and CPU work for every running trajectory."""
 
     def __init__(self, *, per_layer_s: float, per_running_s: float) -> None:
         self.per_layer_s = per_layer_s

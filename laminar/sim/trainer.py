@@ -32,6 +32,8 @@ class SimulatedTrainer:
         """When the newest hand-over was ordered."""
         self.tokens_of_step = 0
         """Prompt and response tokens of the step in training, so far."""
+        self.training_s = 0.0
+        """Seconds of all mini-batches done or begun."""
         self.alive = True
         self._clock = clock
         self._shape = shape
@@ -43,7 +45,9 @@ class SimulatedTrainer:
         num_tokens = sum(self._prompt_tokens + self._workload.response(id).num_tokens for id in command.trajectories)
         self.tokens_of_step = num_tokens + (self.tokens_of_step if command.index else 0)
         trained = MiniBatchTrained(command.id, command.step, command.index)
-        self._after(num_tokens * self._shape.train_s_per_token, lambda: (trained,))
+        seconds = num_tokens * self._shape.train_s_per_token
+        self.training_s += seconds
+        self._after(seconds, lambda: (trained,))
 
     def publish(self, command: Publish) -> None:
         self.published_at_s = self._clock.now

@@ -24,7 +24,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A whole response: its tokens (tool output included), whether the limit cut it, its tool calls in order, its score."""
+    """A whole response: its tokens (tool output included), whether the limit cut it, its calls in order, its score."""
 
     num_tokens: int
     truncated: bool

@@ -142,4 +142,6 @@ class World:
     def _end_step(self, command: m.Publish) -> None:
         if command.step > 0:
             usage = total(self.fleet.usage())
-            self.measures.steps.append(StepEnd(self.clock.now, self.trainer.tokens_of_step, usage))
+            self.measures.steps.append(
+                StepEnd(self.clock.now, self.trainer.tokens_of_step, usage, self.trainer.training_s)
+            )
