@@ -1,7 +1,7 @@
 """Answers `laminar sim CONFIG`: simulates a configuration under several schedules and sets them side by side."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import get_args
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from laminar.config import Config, ScheduleConfig
 from laminar.settings import parse_config
 from laminar.sim.outcome import Outcome, outcome
-from laminar.sim.run import simulate
+from laminar.sim.run import shape_of, simulate
 from laminar.sim.table import comparison
 
 SCHEDULES = tuple(str(kind.model_fields["kind"].default) for kind in get_args(get_args(ScheduleConfig)[0]))
@@ -24,6 +24,8 @@ TABLE_WIDTH = 120
 def compare(config: Config, schedules: Sequence[str], *, as_json: bool) -> int:
     """Print a column for each schedule, or a JSON object a line; the exit status."""
     configs = [with_schedule(config, kind) for kind in schedules]
+    for chosen in configs:
+        shape_of(chosen)  # what does not fit shows before anything is simulated
     outcomes: list[Outcome] = []
     for chosen in configs:
         with progress(chosen.schedule.kind, chosen.simulation.num_steps) as step_done:
@@ -54,9 +56,10 @@ def with_schedule(config: Config, kind: str) -> Config:
 
 
 @contextmanager
-def progress(what: str, num_steps: int) -> Iterator[Callable[[int], None]]:
+def progress(what: str, num_steps: int) -> Generator[Callable[[int], None]]:
     """A bar on stderr, gone when its run is done; nothing where stderr is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bars:
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task(what, total=num_steps)
         yield lambda step: bars.update(task, completed=step)

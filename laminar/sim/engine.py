@@ -135,7 +135,7 @@ class SimulatedEngine:
         self._jump = None
 
     def interrupt(self, at_s: float) -> float:
-        """Give up the KV of all that run; they take their contexts in again, first of all. When their last step ended."""
+        """Give up the KV of all that run; they take their contexts in again, first of all. Returns when that was."""
         self._finish_step_under_way(at_s)
         interrupted = list(self.running.values())
         for sequence in interrupted:

@@ -60,9 +60,13 @@ def _line(text: str, position: int) -> int:
 
 
 def _checked(path: Path, line: int, value: object, what: str, *, whole: bool) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or value <= 0 or (whole and value != int(value)):  # pyright: ignore[reportOperatorIssue]
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or value <= 0
+        or (whole and value != int(value))
+    ):
         kind = "a whole number of 1 or more" if whole else "a number above 0"
         raise ValueError(f"{path}, line {line}: {value!r} is no {what}; put {kind} there, or remove it")
-    assert isinstance(value, int | float)
     return float(value)

@@ -10,6 +10,8 @@ import msgspec
 
 from laminar.control.messages import (
     AnyEvent,
+    CommandFailed,
+    Fetch,
     MachineId,
     RelayReport,
     RelayStarted,
@@ -86,6 +88,17 @@ class SimulatedRelays:
         self._newest = version
         for relay in self._in_chain():
             self._send(relay, version)
+
+    def fetch(self, command: Fetch) -> None:
+        """An older version comes from the source's relay, in the time of one hop, or the command fails."""
+
+        def arrive() -> Iterable[AnyEvent]:
+            relay = self._relays.get(command.machine)
+            if relay is None or relay.silent or not self.has(command.source, command.version):
+                return (CommandFailed(command.id, f"version {command.version} did not come from {command.source}"),)
+            return self._keep(relay, command.version)
+
+        self._clock.at(self._clock.now + self._arrivals_s[0], arrive)
 
     def has(self, machine: MachineId, version: int) -> bool:
         relay = self._relays.get(machine)

@@ -60,7 +60,7 @@ class SimulatedReplica:
         )
         return ReplicaReport(
             self.id,
-            min(1.0, engine.kv_utilization),
+            engine.kv_utilization,
             len(engine.running),
             len(engine.waiting),
             engine.usage.num_preemptions,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from laminar.config import Config, SynchronousSchedule
-from laminar.control.messages import EndRun
+from laminar.control.messages import AnyCommand, AnyEvent, EndRun
 from laminar.control.plane import ControlPlane
 from laminar.control.state import ClusterState
 from laminar.observe.history import History
@@ -39,13 +39,13 @@ def simulate(
     wire: Wire | None = None,
     fitted: Calibration | None = None,
     step_done: Callable[[int], None] | None = None,
-    after_event: Callable[[ClusterState], None] | None = None,
+    after_event: Callable[[float, AnyEvent, Sequence[AnyCommand], ClusterState], None] | None = None,
 ) -> Simulated:
     """Run a configuration against a world that exists on the virtual clock only. Raises ValueError for bad settings.
 
     fitted: other constants than those that come with Laminar. step_done, after_event: called after each.
     """
-    shape = resolve(config, fitted or calibration(), colocated=is_colocated(config))
+    shape = shape_of(config, fitted)
     own = control_config(config, shape)
     control = ControlPlane(own, num_prompts=_num_prompts(own), num_evaluation_prompts=own.evaluation.num_prompts_max)
     world, history = World(own, shape, Workload(own), faults=faults, wire=wire), History()
@@ -57,13 +57,18 @@ def simulate(
         history.observe(now, event, commands, control.state)
         num_events += 1
         if after_event is not None:
-            after_event(control.state)
+            after_event(now, event, commands, control.state)
         if step_done is not None and control.state.trainer.step != num_steps:
             num_steps = control.state.trainer.step
             step_done(num_steps)
         if commands and isinstance(commands[-1], EndRun):
             ended = commands[-1]
     return Simulated(own, shape, history, control.state, world.measures, num_events, ended)
+
+
+def shape_of(config: Config, fitted: Calibration | None = None) -> Shape:
+    """The simulated cluster. Raises ValueError where settings do not fit together."""
+    return resolve(config, fitted or calibration(), colocated=is_colocated(config))
 
 
 def is_colocated(config: Config) -> bool:

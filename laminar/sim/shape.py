@@ -72,13 +72,13 @@ def resolve(config: Config, calibration: Calibration, *, colocated: bool) -> Sha
     split = _split(simulation, colocated=colocated)
     num_replicas = split.num_rollout_gpus // simulation.tensor_parallel
     num_machines = min(num_replicas, -(-split.num_rollout_gpus // simulation.num_gpus_per_machine))
-    weights = simulation.weights
+    weights, num_kv_blocks = simulation.weights, _num_kv_blocks(config, model)
     return Shape(
         split,
         num_replicas,
         num_machines,
         _step_cost(simulation, model, calibration),
-        _num_kv_blocks(config, model),
+        num_kv_blocks,
         tuple(_broadcast_s(config, model, position) for position in range(1, num_machines + 1)),
         model.weight_bytes / weights.publish_bytes_per_s,
         model.weight_bytes / weights.load_bytes_per_s,

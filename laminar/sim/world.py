@@ -91,6 +91,8 @@ class World:
                 self.trainer.save(command)
             case m.SetChain():
                 self.relays.set_chain(command.machines)
+            case m.Fetch():
+                self.relays.fetch(command)
             case m.RetainVersions():
                 self.relays.retain(command.versions)
             case m.Forget():

@@ -1,4 +1,4 @@
-"""The simulated engine's rules once more, one decode step at a time and as plainly as can be: what it must agree with."""
+"""The simulated engine's rules once more, one decode step at a time and plainly: what it must agree with."""
 
 from laminar.sim.step_cost import StepCost
 from laminar.sim.workload import Response
