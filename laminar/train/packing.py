@@ -44,9 +44,12 @@ def plan_micro_batches(lengths: Sequence[int], padded_tokens_max: int) -> list[l
 
 
 def lay_out(experiences: Sequence[Experience], indices: Sequence[int]) -> MicroBatch:
-    """Pad `experiences[i] for i in indices` and find their trained tokens by loss_mask, never by token id."""
-    longest = max(num_tokens(experiences[index]) for index in indices)
-    token_ids: list[list[int]] = []
+    """Pad `experiences[i] for i in indices` and find their trained tokens by loss_mask, never by token id.
+
+    Without indices it is one row of filler with nothing to train: the forward pass of a rank that only keeps step.
+    """
+    longest = max((num_tokens(experiences[index]) for index in indices), default=0)
+    token_ids: list[list[int]] = [] if indices else [[FILLER]]
     predictors: list[int] = []
     targets: list[int] = []
     behaviour_logprobs: list[float] = []
