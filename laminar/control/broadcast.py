@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from laminar.control.messages import AnyCommand, MachineId, RetainVersions, SetChain, VersionComplete
-from laminar.control.state import ClusterState, Relay
+from laminar.control.state import ClusterState, Relay, TrainerPhase
 
 
 def chain(state: ClusterState) -> SetChain:
@@ -31,8 +31,15 @@ def take_in_complete(state: ClusterState, event: VersionComplete, now: float) ->
 
 
 def note_progress(state: ClusterState, now: float) -> None:
-    """After a hand-over or an arrival: which relays lack the newest version from now on, and has it come everywhere?"""
+    """After a hand-over or an arrival: which relays lack the newest version from now on, and has it come everywhere?
+
+    A version whose trainer was lost while it was sent may never come, which is no relay's fault.
+    """
     trainer = state.trainer
+    if trainer.phase is TrainerPhase.STARTING:
+        for relay in state.relays.values():
+            relay.behind_since_s = None
+        return
     relays = [relay for relay in state.relays.values() if relay.started]
     for relay in relays:
         if trainer.version < 0 or trainer.version in relay.complete:

@@ -147,9 +147,10 @@ class Scored(Event, frozen=True):
 
 
 class TrainerStarted(Event, frozen=True):
-    """The trainer holds the weights of `step` (0: the initial ones)."""
+    """The trainer, all its ranks, holds the weights of `step` (0: the initial ones). attempt: see StartTrainer."""
 
     step: int
+    attempt: int = 0
 
 
 class MiniBatchTrained(Event, frozen=True):
@@ -168,8 +169,15 @@ class HandedOver(Event, frozen=True):
     stall_s: float
 
 
+class CheckpointCopied(Event, frozen=True):
+    """Answers SaveCheckpoint, first: the trainer copied its state into host memory and goes on; it is being written."""
+
+    command: CommandId
+    step: int
+
+
 class CheckpointSaved(Event, frozen=True):
-    """Answers SaveCheckpoint: complete on disk."""
+    """Answers SaveCheckpoint, last: complete on disk."""
 
     command: CommandId
     step: int
@@ -182,7 +190,10 @@ class RewardFailedToStart(Event, frozen=True):
 
 
 class TrainerLost(Event, frozen=True):
+    """A rank's process died, or the trainer could not start. attempt: of which start, see StartTrainer."""
+
     cause: str
+    attempt: int = 0
 
 
 class RelayStarted(Event, frozen=True):
@@ -246,6 +257,7 @@ AnyEvent = (
     | TrainerStarted
     | MiniBatchTrained
     | HandedOver
+    | CheckpointCopied
     | CheckpointSaved
     | TrainerLost
     | RewardFailedToStart
@@ -287,6 +299,16 @@ class StartRelay(Command, frozen=True):
     """Bring up a relay on a machine that lost its own; what is left of the old one is ended."""
 
     machine: MachineId
+    cause: str
+
+
+class StartTrainer(Command, frozen=True):
+    """Bring the trainer up again from its newest complete checkpoint; what is left of the one before is ended.
+
+    attempt: counts the starts of the trainer in this run of the program, from 0, the one that nobody has to order.
+    """
+
+    attempt: int
     cause: str
 
 
@@ -383,6 +405,7 @@ class EndRun(Command, frozen=True):
 AnyCommand = (
     StartReplica
     | StartRelay
+    | StartTrainer
     | StopReplica
     | Load
     | Generate
