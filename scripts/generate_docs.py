@@ -16,7 +16,7 @@ import msgspec
 from pydantic import BaseModel
 
 from laminar.config import Config
-from laminar.control import messages
+from laminar.control import messages, parts
 from laminar.observe.metric_names import metrics_page
 from laminar.settings import Setting, all_settings
 
@@ -137,13 +137,8 @@ def _tables(records: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:
 
 def _parts() -> tuple[type[msgspec.Struct], ...]:
     """The records that messages are made of, in the order of the file."""
-    named = vars(messages).values()
-    records = [value for value in named if isinstance(value, type) and issubclass(value, msgspec.Struct)]
-    return tuple(r for r in records if not issubclass(r, messages.Event | messages.Command) and _is_own(r))
-
-
-def _is_own(record: type) -> bool:
-    return record.__module__ == messages.__name__
+    named = vars(parts).values()
+    return tuple(value for value in named if isinstance(value, type) and issubclass(value, msgspec.Struct))
 
 
 def _type_name(annotation: Any) -> str:

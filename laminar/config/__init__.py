@@ -21,6 +21,7 @@ from laminar.config.rollout import (
     RewardConfig,
     RolloutConfig,
 )
+from laminar.config.sandbox import HttpSandboxConfig, LocalSandboxConfig, SandboxConfig
 from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
 from laminar.config.train import CheckpointConfig, OverlongConfig, TrainerConfig
@@ -44,6 +45,8 @@ __all__ = [
     "FunctionPath",
     "GrpoLoss",
     "GspoLoss",
+    "HttpSandboxConfig",
+    "LocalSandboxConfig",
     "LossConfig",
     "ModelConfig",
     "ObserveConfig",
@@ -53,6 +56,7 @@ __all__ = [
     "RepackConfig",
     "RewardConfig",
     "RolloutConfig",
+    "SandboxConfig",
     "ScheduleConfig",
     "Seconds",
     "Section",

@@ -1,6 +1,6 @@
 """Settings of the machines: relays, deadlines, Ray, what is written down."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ class RelayConfig(Section):
     """Start-up time of one message on the link between machines."""
     link_bytes_per_s: Annotated[float, Field(gt=0)] = 3e9
     """Bandwidth of the link between machines."""
+    transport: Literal["sockets", "nixl"] = "sockets"
+    """What carries weights between machines: plain sockets, or NIXL (UCX: InfiniBand, RoCE, TCP; extra `rdma`)."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port of every relay; 0: any free one."""
     publish_deadline_s: Seconds = 60.0

@@ -14,6 +14,7 @@ from laminar.config.rollout import (
     RewardConfig,
     RolloutConfig,
 )
+from laminar.config.sandbox import LocalSandboxConfig, SandboxConfig
 from laminar.config.schedule import ScheduleConfig, TrajectoryLevelSchedule
 from laminar.config.section import Section
 from laminar.config.train import CheckpointConfig, TrainerConfig
@@ -30,6 +31,7 @@ class Config(Section):
     relay: RelayConfig = RelayConfig()
     trainer: TrainerConfig = TrainerConfig()
     buffer: BufferConfig = BufferConfig()
+    sandbox: SandboxConfig = LocalSandboxConfig()
     reward: RewardConfig = RewardConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from laminar.config import Config
-from laminar.control import broadcast, scoring
+from laminar.control import broadcast, fetch, scoring
 from laminar.control.manager import make_homeless
 from laminar.control.messages import (
     AnyCommand,
@@ -19,6 +19,7 @@ from laminar.control.messages import (
     StartTrainer,
     StopReplica,
 )
+from laminar.control.relay_state import Sender
 from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase, TrajectoryState
 
 NUM_FAILED_SAVES_MAX = 3
@@ -31,8 +32,11 @@ OF_TRAINER = (Awaited.MINI_BATCH, Awaited.HAND_OVER, Awaited.CHECKPOINT)
 
 def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
     """At every tick. If the controller itself stalled, nobody else is to blame: all deadlines start again."""
-    stalled = state.ticked_at_s is not None and now - state.ticked_at_s > config.faults.report_deadline_s / 2
+    gap_s = 0.0 if state.ticked_at_s is None else now - state.ticked_at_s
+    stalled = gap_s > config.faults.report_deadline_s / 2
     state.ticked_at_s = now
+    if gap_s > broadcast.STALL_S / 2:
+        broadcast.restart_clocks(state, now)
     if stalled:
         state.counters.num_controller_stalls += 1
         _restart_deadlines(state, now)
@@ -43,6 +47,7 @@ def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator
             doing = "reported nothing" if replica.started else "did not start"
             yield from lose_replica(state, config, replica.id, f"{doing} for {limit_s:g} s", now)
     yield from _check_relays(state, config, now)
+    yield from broadcast.pass_by_stalled(state, now)
     limit_s = config.faults.start_deadline_s
     if state.trainer.phase is TrainerPhase.STARTING and now - state.trainer.ordered_at_s > limit_s:
         yield from lose_trainer(state, config, f"did not start for {limit_s:g} s", now)
@@ -99,6 +104,7 @@ def lose_relay(state: ClusterState, config: Config, machine: MachineId, cause: s
     if machine not in state.relays:
         state.counters.num_late_messages += 1
         return
+    fetch.forget(state, machine)
     yield broadcast.leave(state, machine, now)
     if _may_replace(state, config):
         yield StartRelay(state.new_command(), machine, cause)
@@ -129,6 +135,7 @@ def lose_trainer(state: ClusterState, config: Config, cause: str, now: float) ->
         trainer.phase = TrainerPhase.STARTING
         trainer.attempt += 1
         trainer.ordered_at_s = now
+        trainer.sender = Sender()
         broadcast.note_progress(state, now)
         yield StartTrainer(state.new_command(), trainer.attempt, cause)
 
@@ -157,6 +164,8 @@ def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str,
             was_last = state.stopping is not None and trainer.saving_step == trainer.step
             if was_last or trainer.num_failed_saves > NUM_FAILED_SAVES_MAX:
                 yield end(state, failed=True, cause=f"the checkpoint of step {trainer.saving_step} failed: {cause}")
+        case Awaited.FETCH:
+            fetch.fail(state, now)
         case Awaited.MINI_BATCH | Awaited.HAND_OVER:
             yield from lose_trainer(state, config, f"{pending.awaited}: {cause}", now)
         case _:

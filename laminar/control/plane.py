@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from laminar.config import Config
-from laminar.control import broadcast, costs, evaluation, faults, groups, repack, scoring, training
+from laminar.control import broadcast, costs, evaluation, faults, fetch, groups, repack, scoring, training
 from laminar.control.manager import Manager, make_homeless, resume, settle
 from laminar.control.messages import (
     AnyCommand,
@@ -39,6 +39,7 @@ from laminar.control.messages import (
     RewardFailedToStart,
     RunStarted,
     Scored,
+    SenderReport,
     StopRequested,
     Tick,
     TrainerLost,
@@ -133,7 +134,9 @@ class ControlPlane:
             case RelayStarted():
                 yield from broadcast.take_in_start(state, event.machine, now)
             case RelayReport():
-                self._take_in_relay_report(event, now)
+                broadcast.take_in_report(state, event, now)
+            case SenderReport():
+                broadcast.take_in_sender_report(state, event, now)
             case VersionComplete():
                 broadcast.take_in_complete(state, event, now)
             case VersionEvicted():
@@ -264,11 +267,6 @@ class ControlPlane:
             if event.version in available:
                 available.remove(event.version)
 
-    def _take_in_relay_report(self, event: RelayReport, now: float) -> None:
-        if relay := self.state.relays.get(event.machine):
-            relay.heard_at_s = now
-            relay.incoming_version, relay.incoming_bytes = event.incoming_version, event.incoming_bytes
-
     def _is_trainer(self, attempt: int) -> bool:
         """Whether news is of the trainer that is there now, not of one that was given up."""
         if attempt != self.state.trainer.attempt:
@@ -279,7 +277,9 @@ class ControlPlane:
     def _take_in_trainer(self, event: TrainerStarted, now: float) -> Iterator[AnyCommand]:
         saved_step = self.state.trainer.saved_step
         if event.step < saved_step:
-            cause = f"the trainer came up with step {event.step}, but step {saved_step} was saved: its checkpoint is gone"
+            cause = (
+                f"the trainer came up with step {event.step}, but step {saved_step} was saved: its checkpoint is gone"
+            )
             yield faults.end(self.state, failed=True, cause=cause)
         else:
             yield from training.take_in_start(self.state, self.config, event, now)
@@ -303,6 +303,7 @@ class ControlPlane:
         evaluation.skip_lost(state)
         yield from self._manager.serve(state, now)
         yield from broadcast.retain(state)
+        yield from fetch.order(state, config, now)
         if state.trainer.phase is TrainerPhase.WAITING:
             yield from self._end_if_done(now)
 

@@ -1,8 +1,8 @@
-"""Takes a state back to a checkpoint: in a run whose trainer was lost, or in one that a new start is to go on from.
+"""Takes a state back to a checkpoint: in a run whose trainer was lost, or in one that a new start goes on with.
 
-After an end of the whole run, replicas, relays and the weights in them are gone; the trainer is back at its last checkpoint. What was trained since
-returns to the buffer, finished responses keep their scores, unfinished ones begin again, since no relay holds the
-version that they came from.
+The trainer is back at its newest checkpoint, and what was trained since returns to the buffer. After an end of the
+whole run, replicas, relays and the weights in them are gone too: finished responses keep their scores, unfinished ones
+begin again, since no relay holds the version that they came from.
 """
 
 from laminar.control import groups, staleness
@@ -22,8 +22,10 @@ def recover(state: ClusterState, *, step: int) -> None:
     version = max(state.trainer.version, state.trainer.version_ordered)
     state.replicas.clear()
     state.relays.clear()
+    state.chain = []
     state.pending.clear()
     state.retained = ()
+    state.fetch_again_at_s = 0.0
     state.trainer = Trainer(step=step, version=version, version_ordered=version, saving_step=step, saved_step=step)
     state.counters.num_replacements = 0
     state.stopping = None

@@ -18,6 +18,7 @@ from laminar.control.messages import (
     ReplicaId,
     TrajectoryId,
 )
+from laminar.control.relay_state import Relay, Sender
 
 
 class TrajectoryState(StrEnum):
@@ -136,18 +137,6 @@ class Replica(msgspec.Struct):
         )
 
 
-class Relay(msgspec.Struct):
-    machine: MachineId
-    heard_at_s: float
-    started: bool = False
-    behind_since_s: float | None = None
-    """Since when it lacks the newest version without another having come; none while it has it."""
-    complete: list[int] = []
-    """Versions that the machine's replicas can load, ascending."""
-    incoming_version: int | None = None
-    incoming_bytes: int = 0
-
-
 class TrainerPhase(StrEnum):
     STARTING = "starting"
     WAITING = "waiting"
@@ -188,6 +177,7 @@ class Trainer(msgspec.Struct):
     """Newest step whose checkpoint was ordered."""
     saved_step: int = 0
     """Newest step that a complete checkpoint covers."""
+    sender: Sender = msgspec.field(default_factory=Sender)
 
 
 class Awaited(StrEnum):
@@ -199,6 +189,7 @@ class Awaited(StrEnum):
     MINI_BATCH = "mini-batch"
     HAND_OVER = "hand-over"
     CHECKPOINT = "checkpoint"
+    FETCH = "fetch"
 
 
 class Pending(msgspec.Struct):
@@ -210,6 +201,7 @@ class Pending(msgspec.Struct):
     replica: ReplicaId | None = None
     trajectories: tuple[TrajectoryId, ...] = ()
     version: int | None = None
+    machine: MachineId | None = None
 
 
 class Evaluation(msgspec.Struct):
@@ -254,6 +246,8 @@ class Counters(msgspec.Struct):
     num_replicas_lost: int = 0
     num_relays_lost: int = 0
     num_trainers_lost: int = 0
+    num_relays_passed_by: int = 0
+    num_versions_fetched: int = 0
     num_replacements: int = 0
     num_checkpoints_failed: int = 0
     num_evaluations_skipped: int = 0
@@ -274,7 +268,11 @@ class ClusterState(msgspec.Struct):
     """Prompt groups trained since the newest complete checkpoint."""
     evaluations: list[Evaluation] = []
     pending: dict[CommandId, Pending] = {}
+    chain: list[MachineId] = []
+    """The relays' order: the first is the master, each forwards to the next."""
     retained: tuple[int, ...] = ()
+    fetch_again_at_s: float = 0.0
+    """After a fetch that failed, none is ordered before this."""
     num_groups_outstanding: int = 0
     """Training groups dispatched and not yet trained."""
     epoch: int = 0
@@ -313,10 +311,11 @@ class ClusterState(msgspec.Struct):
         replica: ReplicaId | None = None,
         trajectories: tuple[TrajectoryId, ...] = (),
         version: int | None = None,
+        machine: MachineId | None = None,
     ) -> CommandId:
         """A new command whose outcome must come within `deadline_s`."""
         id = self.new_command()
-        self.pending[id] = Pending(awaited, now, deadline_s, replica, trajectories, version)
+        self.pending[id] = Pending(awaited, now, deadline_s, replica, trajectories, version, machine)
         return id
 
     def versions_complete(self, machine: MachineId) -> list[int]:
@@ -342,6 +341,7 @@ class ClusterState(msgspec.Struct):
         self._check_homes()
         self._check_versions()
         self._check_groups()
+        self._check_chain()
 
     def _check_conservation(self) -> None:
         for ledger, evaluation in ((self.ledger, False), (self.evaluation_ledger, True)):
@@ -391,3 +391,7 @@ class ClusterState(msgspec.Struct):
         assert outstanding == self.num_groups_outstanding, "the groups outstanding were miscounted"
         members = sum(len(g.trajectories) for g in self.groups.values())
         assert members == len(self.trajectories), "a trajectory has no group"
+
+    def _check_chain(self) -> None:
+        started = sorted(machine for machine, relay in self.relays.items() if relay.started)
+        assert sorted(self.chain) == started, f"the chain {self.chain} is not of the relays that are up, {started}"

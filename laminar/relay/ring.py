@@ -9,11 +9,16 @@ Not thread-safe; the shelf around it holds the lock. In words:
   the reader, counting against the ring, until the reader's socket closes.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from laminar.relay.manifest import Manifest
 from laminar.relay.segments import Segment
+
+if TYPE_CHECKING:
+    from laminar.relay.arrival import Assembly
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +33,10 @@ class StoredVersion:
     """The whole version's, once complete."""
     num_holds: int = 0
     """Readers that have not closed their lease, and the forwarder while it sends from here."""
+    assembly: "Assembly | None" = None
+    """How far the shards are, of a version that comes from several ranks."""
+    reserving: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the segment takes its memory, which several streams may want at once."""
     num_expired: int = 0
     """Those of the readers that are beyond their deadline."""
     removed: bool = False
@@ -72,6 +81,11 @@ class Ring:
     def num_expired(self) -> int:
         return sum(stored.num_expired for stored in self._stored.values())
 
+    @property
+    def segments(self) -> list[Segment]:
+        """Those that a reader may be lent now or later; one that left the ring is only in its readers' hands."""
+        return [*self._free, *(stored.segment for stored in self._stored.values())]
+
     def begin(self, manifest: Manifest) -> tuple[StoredVersion, list[int]]:
         """A place for a version that starts to arrive, and the versions that had to go for it.
 
@@ -99,6 +113,10 @@ class Ring:
         """Drop a version that will never be complete."""
         assert not stored.complete
         self._remove(stored)
+
+    def has(self, version: int) -> bool:
+        """Whether it is here, complete or arriving."""
+        return version in self._stored
 
     def find(self, version: int | None) -> StoredVersion | None:
         """A complete version; None: the newest."""

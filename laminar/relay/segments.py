@@ -17,12 +17,14 @@ TOUCH_BYTES = 256 << 20
 class Segment:
     """Memory for one version; empty until `reserve`, then reused for one version after another.
 
-    view: writable, `num_bytes` long. reader_fd: the same memory, opened read-only, for other processes.
+    view: writable, `num_bytes` long, zero at first. reader_fd: the same memory, opened read-only, for other processes.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
         self.reader_fd = -1
+        self.id = 0
+        """The file's inode: what a reader that has it mapped already knows it by."""
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
 
@@ -53,7 +55,7 @@ class Segment:
         finally:
             os.close(fd)
         self._view = memoryview(self._mapping)
-        self.num_bytes = num_bytes
+        self.num_bytes, self.id = num_bytes, os.fstat(self.reader_fd).st_ino
         _touch(self._view)
 
     def close(self) -> None:

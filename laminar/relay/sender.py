@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -20,20 +21,25 @@ from laminar.relay.forward import Forwarder
 from laminar.relay.happenings import MasterLost, SendRefused, SendSuperseded, VersionSent
 from laminar.relay.links import Kind, Link, LinkError, decode
 from laminar.relay.manifest import Manifest
-from laminar.relay.orders import AddSlot, Answer, Join, Order, Released, Send, SetMaster
+from laminar.relay.orders import AddSlot, Answer, Join, Order, Released, Send, Sending, SetMaster
 from laminar.relay.segments import map_read_only
+from laminar.relay.shards import Body, Shard
 from laminar.relay.stream import Superseded
+from laminar.relay.transports import build_transport
 
-PR_SET_PDEATHSIG = 1
+PROGRESS_INTERVAL_S = 0.1
+"""Between two tellings of how much of a version has left."""
 
 
 class SlotSource:
-    """A version in one of the publisher's slots; checksums are computed as it is first sent, and kept."""
+    """A version, or this rank's shard, in one of the publisher's slots; checksums are computed as it is first sent."""
 
-    def __init__(self, slot: int, manifest: Manifest, view: memoryview) -> None:
+    def __init__(self, slot: int, send: Send, view: memoryview) -> None:
         self.slot = slot
-        self.manifest = manifest
-        self.view = view
+        self.manifest: Manifest = send.manifest
+        self.shard: Shard | None = send.shard
+        self.num_bytes = send.manifest.num_bytes if send.shard is None else Body(send.shard).num_bytes
+        self.view = view[: self.num_bytes]
         self.settled = False
         """Whether the publisher was told what became of it."""
         self._checksums: list[int] = []
@@ -42,13 +48,14 @@ class SlotSource:
         if not still_wanted():
             raise Superseded(f"version {self.manifest.version} is not sent there any more")
         while len(self._checksums) <= index:
-            span = chunk_span(len(self._checksums), self.manifest.num_bytes, self.manifest.chunk_bytes)
+            span = chunk_span(len(self._checksums), self.num_bytes, self.manifest.chunk_bytes)
             self._checksums.append(chunk_checksum(self.view[span]))
         return self._checksums[index]
 
     def wait_complete(self, still_wanted: Callable[[], bool]) -> int:
-        num_chunks = count_chunks(self.manifest.num_bytes, self.manifest.chunk_bytes)
-        self.wait_chunk(num_chunks - 1, still_wanted)
+        num_chunks = count_chunks(self.num_bytes, self.manifest.chunk_bytes)
+        if num_chunks:  # A rank may hold nothing, of a model with fewer rows than ranks.
+            self.wait_chunk(num_chunks - 1, still_wanted)
         return combine_checksums(self._checksums)
 
 
@@ -65,9 +72,9 @@ class Desk:
     def add_slot(self, slot: int, mapping: mmap.mmap) -> None:
         self._slots[slot] = mapping
 
-    def put(self, slot: int, manifest: Manifest) -> None:
+    def put(self, send: Send) -> None:
         with self.changed:
-            before, self._newest = self._newest, SlotSource(slot, manifest, memoryview(self._slots[slot]))
+            before, self._newest = self._newest, SlotSource(send.slot, send, memoryview(self._slots[send.slot]))
             if before is not None and before is not self._sending:
                 self._let_go(before)
             self.changed.notify_all()
@@ -90,7 +97,7 @@ class Desk:
             return  # A new master was brought up to date.
         source.settled = True
         if newest == version:
-            self._answer(VersionSent(version, source.manifest.num_bytes, seconds))
+            self._answer(VersionSent(version, source.num_bytes, seconds))
         else:
             self._answer(SendRefused(version, f"version {version} is not newer than the master relay's {newest}"))
 
@@ -99,6 +106,20 @@ class Desk:
         if not source.settled:
             self._answer(SendSuperseded(source.manifest.version, self._newest.manifest.version))
         self._answer(Released(source.slot))
+
+
+class Progress:
+    """Tells how much has left, not more often than anybody wants to know."""
+
+    def __init__(self, answer: Callable[[Answer], None]) -> None:
+        self._answer = answer
+        self._told_at = 0.0
+
+    def note(self, version: int, num_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= PROGRESS_INTERVAL_S:
+            self._told_at = now
+            self._answer(Sending(version, num_bytes))
 
 
 def main(descriptor: int, parent_pid: int) -> None:
@@ -112,7 +133,7 @@ def main(descriptor: int, parent_pid: int) -> None:
         with answering:
             link.send(Kind.ORDER, msgspec.msgpack.encode(message))
 
-    desk = Desk(answer)
+    desk, progress = Desk(answer), Progress(answer)
     forwarder: Forwarder[SlotSource] | None = None
     while (received := _next_order(link)) is not None:
         match received:
@@ -120,7 +141,9 @@ def main(descriptor: int, parent_pid: int) -> None:
                 forwarder = Forwarder(
                     desk,
                     join.credentials,
+                    build_transport(join.transport),
                     answer_deadline_s=join.answer_deadline_s,
+                    on_progress=progress.note,
                     on_lost=lambda address, cause: answer(MasterLost(address, cause)),
                     on_delivered=desk.delivered,
                 )
@@ -128,7 +151,7 @@ def main(descriptor: int, parent_pid: int) -> None:
                 desk.add_slot(add.slot, map_read_only(fd, add.num_bytes))
                 os.close(fd)
             case Send() as send, _:
-                desk.put(send.slot, send.manifest)
+                desk.put(send)
             case SetMaster() as master, _:
                 assert forwarder is not None
                 forwarder.set_next(master.address, master.epoch)

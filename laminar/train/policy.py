@@ -1,7 +1,7 @@
 """Makes the policy one thing to call, whether its weights lie whole in this process or sharded over ranks (FSDP2).
 
-    call ──► FSDP gathers the root's weights (embedding, norm, head) ─► each layer's, layer by layer ─► log-probs
-    weights between calls: one DTensor each, of which this rank holds some rows
+call ──► FSDP gathers the root's weights (embedding, norm, head) ─► each layer's, layer by layer ─► log-probs
+weights between calls: one DTensor each, of which this rank holds some rows
 """
 
 from collections.abc import Iterator

@@ -101,9 +101,7 @@ class Rendezvous:
         self.address = (host, port)
 
 
-def join(
-    address: tuple[str, int], rank: int, config: TrainerConfig, *, host: str, start_deadline_s: float
-) -> Ranks:
+def join(address: tuple[str, int], rank: int, config: TrainerConfig, *, host: str, start_deadline_s: float) -> Ranks:
     """Meet the other ranks and become one of them.
 
     address: the rendezvous'; host: where the others reach this rank. Raises TimeoutError, naming the place, if they are

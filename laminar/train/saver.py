@@ -1,7 +1,7 @@
 """Saves the trainer's state while training goes on: from a copy, in a thread of its own.
 
-    begin(step, state)   copy to host memory (the trainer's stall) ──► thread: write aside, sync, rename, mark complete
-    finish()             waits for the thread; raises what kept it from saving
+begin(step, state)   copy to host memory (the trainer's stall) ──► thread: write aside, sync, rename, mark complete
+finish()             waits for the thread; raises what kept it from saving
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -81,9 +81,9 @@ class Trainer:
     def train_mini_batch(self, step: int, index: int, experiences: Sequence[Experience]) -> dict[str, float]:
         """Make one optimizer update from whole prompt groups, in any order; returns its metrics, on rank 0 alone.
 
-        Every rank gets the whole mini-batch. step counts from 1, index from 0. A mini-batch in which nothing has a gradient makes no update, and neither
-        does one whose loss or gradient is not finite: the former teaches nothing and would only let Adam forget, the
-        latter is counted in `actor/num_updates_skipped`.
+        Every rank gets the whole mini-batch. step counts from 1, index from 0. A mini-batch in which nothing has a
+        gradient makes no update, and neither does one whose loss or gradient is not finite: the former teaches nothing
+        and would only let Adam forget, the latter is counted in `actor/num_updates_skipped`.
         """
         if not experiences:
             raise ValueError(f"mini-batch {index} of step {step} has no trajectories")

@@ -19,7 +19,7 @@ def test_a_trainer_that_never_starts_ends_the_run_by_name():
             world.execute(command)
     assert world.outcome is not None
     assert world.outcome.failed
-    assert world.outcome.cause == "the trainer did not start for 5 s"
+    assert world.outcome.cause == "the trainer was lost: did not start for 5 s"
 
 
 def test_the_end_is_the_last_command_of_a_run_whatever_else_its_event_leads_to():

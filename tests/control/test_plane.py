@@ -82,17 +82,16 @@ def test_trajectory_level_is_faster_than_synchronous():
     assert seconds[0] < 0.75 * seconds[1]
 
 
-def test_repack_happens_and_shortens_the_run():
-    seconds, moves = [], []
+def test_repack_happens_where_it_is_on_and_only_there():
+    """What it gains is measured elsewhere: in this world a large batch decodes as fast as a small one."""
+    moves = []
     for repack in (True, False):
         config = make_config(repack=repack, num_steps=12)
         world, control = FakeWorld(config, seed=3), make_plane(config)
         world.run(control)
-        seconds.append(world.now)
         moves.append(control.state.counters.num_repack_moves)
     assert moves[0] > 0
     assert moves[1] == 0
-    assert seconds[0] < seconds[1]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda s: s.kind)

@@ -18,7 +18,9 @@ from laminar.relay.handshake import Credentials, dial
 from laminar.relay.happenings import RelayHappening
 from laminar.relay.manifest import Manifest, Probe
 from laminar.relay.relay import Relay, RelayStatus
+from laminar.relay.shards import Shard
 from laminar.relay.stream import push
+from laminar.relay.transport import SocketTransport
 
 ROOT = Path(__file__).parents[2]
 TOKEN = b"the token of this test's run"
@@ -47,6 +49,8 @@ def pattern_of(version: int, num_bytes: int) -> bytes:
 
 class GatedSource:
     """A version in memory that is handed out only up to a chunk, until the gate is lifted."""
+
+    shard: Shard | None = None
 
     def __init__(self, manifest: Manifest, data: bytes, gate: int | None = None) -> None:
         self.manifest = manifest
@@ -77,6 +81,7 @@ def send(address: tuple[str, int], run_id: str, source: GatedSource, *, epoch: i
             link,
             source,
             epoch,
+            SocketTransport(),
             answer_deadline_s=DEADLINE_S,
             still_wanted=lambda: True,
             on_progress=lambda _num_bytes: None,

@@ -141,7 +141,7 @@ def test_other_frames_before_the_proof_are_refused(start_relay: StartRelay, run_
 
 def begin_stream(relay: LocalRelay, run_id: str, version: int = 1) -> Link:
     link = dial(relay.address, Credentials(run_id, TOKEN), 5.0)
-    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest_of(version, NUM_BYTES), 1)))
+    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest_of(version, NUM_BYTES), 1, "sockets")))
     assert link.receive(Kind.ANSWER)[0].index == 0
     return link
 
@@ -200,7 +200,7 @@ def test_bad_chunk_is_refused_and_asked_for_again(start_relay: StartRelay, run_i
     link.send(Kind.CHUNK, source.view[:CHUNK_BYTES], index=1, checksum=source.chunk_checksum(1))
     assert_upstream_lost(relay, link, "chunk 1 of version 1 from peer")
     again = dial(relay.address, Credentials(run_id, TOKEN), 5.0)
-    again.send(Kind.HELLO, msgspec.msgpack.encode(Hello(source.manifest, 1)))
+    again.send(Kind.HELLO, msgspec.msgpack.encode(Hello(source.manifest, 1, "sockets")))
     assert again.receive(Kind.ANSWER)[0].index == 1
     again.close()
 
@@ -233,7 +233,7 @@ def test_bit_flipped_between_two_relays_is_found_and_the_broadcast_completes(
 def test_impossible_manifest_is_refused_by_name(start_relay: StartRelay, run_id: str, manifest, complaint: str):
     relay = start_relay()
     link = dial(relay.address, Credentials(run_id, TOKEN), 5.0)
-    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest, 1)))
+    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest, 1, "sockets")))
     assert complaint in refused_cause(relay)
     link.close()
     assert_a_broadcast_goes_through(relay, run_id)

@@ -44,7 +44,7 @@ def test_hundred_quick_publishes_are_never_torn_and_leave_nothing(
     machines[0].set_next(machines[1].address, 1)
     readers = [start_reader(run_id, seed % 2, seed) for seed in range(3)]
     publisher = Publisher(run_id, TOKEN, RelayConfig())
-    publisher.set_master(machines[0].address, epoch=1, num_relays=2)
+    publisher.set_master(machines[0].address, epoch=1)
     weights = torch.zeros(NUM_WORDS, dtype=torch.int32)
     footprints: dict[int, tuple[int, int]] = {}
     for version in range(1, NUM_PUBLISHES + 1):

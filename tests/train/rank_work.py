@@ -23,9 +23,7 @@ def gradient(trainer: Trainer, experiences: Sequence[Experience]) -> torch.Tenso
     return torch.cat([whole(each).flatten() for each in gradients]) if gradients else None
 
 
-def gradients_of(
-    ranks: Ranks, cases: Sequence[tuple[Config, Path, Sequence[Experience]]]
-) -> list[torch.Tensor | None]:
+def gradients_of(ranks: Ranks, cases: Sequence[tuple[Config, Path, Sequence[Experience]]]) -> list[torch.Tensor | None]:
     """For each case, of a trainer restored from the folder."""
     found = []
     for config, folder, experiences in cases:

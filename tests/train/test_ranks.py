@@ -166,7 +166,7 @@ def test_a_rank_that_is_alone_does_not_wait_for_ever(qwen2_path, make_config):
 
 
 def meet_nobody(ranks, config):
-    from laminar.train.ranks import Rendezvous, join  # noqa: PLC0415
+    from laminar.train.ranks import Rendezvous, join
 
     rendezvous = Rendezvous("127.0.0.1", config.trainer, 1.0)
     ranks.leave()
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_was_damaged_is_refused_by_the_tensor_s_name(qwen2_pat
     file.write_bytes(spoilt)
     with pytest.raises(ValueError, match=r"weight.model.embed_tokens.weight is not what was written there"):
         Trainer(make_config(qwen2_path)).restore(tmp_path)
-    with pytest.raises(ValueError, match="cannot be read: rank 0: .*no_such_tensor"):
+    with pytest.raises(ValueError, match=r"cannot be read: rank 0: .*no_such_tensor"):
         read_state(tmp_path, {"no_such_tensor": torch.zeros(1)}, ALONE)
 
 
