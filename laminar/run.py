@@ -30,7 +30,7 @@ from laminar.observe.event_log import EventLogWriter
 from laminar.observe.observer import Observer
 from laminar.observe.replay import restore
 from laminar.settings import CONFIG_FILE
-from laminar.train.checkpoint import Checkpoint, newest_complete
+from laminar.train.checkpoint import CHECKPOINTS_FOLDER, Checkpoint, newest_complete
 
 JOURNAL_FILE = "journal.sqlite"
 ONE_SIGNAL_S = 1.0
@@ -261,7 +261,7 @@ def _start(config: Config, num_prompts: int, num_evaluation_prompts: int, *, res
             "resume with the same files and the same data.* settings"
         )
     _check_same(restored.config, config)
-    checkpoint = newest_complete(run_dir / "checkpoints")
+    checkpoint = newest_complete(run_dir / CHECKPOINTS_FOLDER)
     step = checkpoint.step if checkpoint is not None else 0
     if step < restored.state.trainer.saved_step:
         raise ValueError(

@@ -3,12 +3,13 @@
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from laminar.config import ClusterConfig
+from laminar.config import ClusterConfig, TrainerConfig
 from laminar.control.messages import MachineId
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -24,6 +25,8 @@ class Machine(msgspec.Struct, frozen=True):
     """Where other machines reach it."""
     node_id: str | None
     is_local: bool
+    num_gpus: int = 0
+    """Accelerators that Ray knows there, whoever uses them."""
 
 
 class RaySession:
@@ -45,8 +48,14 @@ class RaySession:
     def machine(self, id: MachineId) -> Machine:
         return self.machines[id]
 
-    def place(self, actor: type, machine: Machine, *, concurrency_groups: dict[str, int] | None = None) -> Any:
-        """The actor class, ready for `.remote(…)`, to run on this machine."""
+    def machines_of_ranks(self, config: TrainerConfig) -> list[Machine]:
+        """Where each of the trainer's ranks goes. Raises ValueError if there are too few accelerators."""
+        return machines_of_ranks(self.machines, config.num_ranks, device=config.device)
+
+    def place(
+        self, actor: type, machine: Machine, *, concurrency_groups: dict[str, int] | None = None, num_gpus: int = 0
+    ) -> Any:
+        """The actor class, ready for `.remote(…)`, to run on this machine. It sees the accelerators it asks for."""
         if machine.node_id is None:
             where: dict[str, Any] = {"resources": {f"machine_{machine.id}": 1}, "num_cpus": 0}
         else:
@@ -56,7 +65,7 @@ class RaySession:
             where = {"scheduling_strategy": strategy, "num_cpus": self._config.cpus_per_process}
         one_thread = {"env_vars": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
         remote: Any = self._ray.remote(concurrency_groups=concurrency_groups or {})  # pyright: ignore[reportCallIssue]
-        return remote(actor).options(max_restarts=0, runtime_env=one_thread, **where)
+        return remote(actor).options(max_restarts=0, runtime_env=one_thread, num_gpus=num_gpus, **where)
 
     def close(self) -> None:
         self._ray.shutdown()
@@ -75,8 +84,10 @@ class RaySession:
             _temp_dir=str(temporary),
         )
         self.folder = _session_folder(temporary)
+        num_gpus = int(self._ray.cluster_resources().get("GPU", 0))
         self.machines = [
-            Machine(MachineId(i), "127.0.0.1", None, is_local=True) for i in range(self._config.num_machines)
+            Machine(MachineId(i), "127.0.0.1", None, is_local=True, num_gpus=num_gpus if i == 0 else 0)
+            for i in range(self._config.num_machines)
         ]
 
     def _join(self) -> None:
@@ -94,10 +105,33 @@ class RaySession:
                 "`ray start --head`, or use cluster.address=local"
             ) from error
         here = self._ray.get_runtime_context().get_node_id()
-        nodes = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in self._ray.nodes() if node["Alive"])
+        nodes = sorted(
+            (node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        )
         self.machines = [
-            Machine(MachineId(i), host, node, is_local=node == here) for i, (node, host) in enumerate(nodes)
+            Machine(MachineId(i), host, node, is_local=node == here, num_gpus=num_gpus)
+            for i, (node, host, num_gpus) in enumerate(nodes)
         ]
+
+
+def machines_of_ranks(machines: Sequence[Machine], num_ranks: int, *, device: str) -> list[Machine]:
+    """A machine for each rank of the trainer: beside the driver first, whose folder holds the checkpoints.
+
+    On CPU they all fit there; with accelerators each machine takes as many ranks as it has, so ranks that talk most,
+    those next to each other, mostly share a machine. Raises ValueError if there are too few.
+    """
+    near_first = sorted(machines, key=lambda machine: (not machine.is_local, machine.id))
+    if device == "cpu":
+        return [near_first[0]] * num_ranks
+    places = [machine for machine in near_first for _ in range(machine.num_gpus)]
+    if len(places) < num_ranks:
+        raise ValueError(
+            f"trainer.num_ranks={num_ranks} with trainer.device={device} needs as many accelerators, and Ray knows "
+            f"{len(places)} on {len(machines)} machine(s); lower it, or join a larger cluster with cluster.address"
+        )
+    return places[:num_ranks]
 
 
 def _session_folder(temporary: Path) -> Path:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+CHECKPOINTS_FOLDER = "checkpoints"
+"""In a run's folder."""
 MARKER = "COMPLETE"
 _NAME = re.compile(r"step_(\d+)(\.replaced)?")
 

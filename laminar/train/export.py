@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig
 
 from laminar.settings import CONFIG_FILE
-from laminar.train.checkpoint import newest_complete
+from laminar.train.checkpoint import CHECKPOINTS_FOLDER, newest_complete
 from laminar.train.model import load_model
 from laminar.train.ranks import ALONE
 from laminar.train.sharded_state import read_state
@@ -52,7 +52,7 @@ def export_hf(checkpoint: Path, model_path: Path, folder_out: Path) -> None:
 
 def export_checkpoint(run_dir: Path, folder_out: Path) -> None:
     """Export a run's newest complete checkpoint. Raises ValueError for a folder that holds none."""
-    checkpoint = newest_complete(run_dir / "checkpoints")
+    checkpoint = newest_complete(run_dir / CHECKPOINTS_FOLDER)
     if checkpoint is None:
         raise ValueError(f"{run_dir} holds no complete checkpoint; name the folder that a run wrote (its run_dir)")
     export_hf(checkpoint.folder, _model_path(run_dir), folder_out)

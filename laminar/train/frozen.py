@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from laminar.train.packing import MicroBatch
-from laminar.train.policy import Policy, held_rows
+from laminar.train.policy import Policy, held
 
 
 class FrozenPolicy:
@@ -17,7 +17,7 @@ class FrozenPolicy:
     def take(self, policy: Policy) -> None:
         """Become what `policy` is now."""
         for (_, ours), (_, theirs) in zip(self._policy.weights(), policy.weights(), strict=True):
-            held_rows(ours).copy_(held_rows(theirs))
+            held(ours).copy_(held(theirs))
 
     @torch.no_grad()
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:

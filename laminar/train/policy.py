@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from laminar.config import Config, TrainerConfig
+from laminar.relay.shards import Rows
 from laminar.train.logprobs import token_logprobs
 from laminar.train.model import load_model
 from laminar.train.packing import MicroBatch
@@ -52,9 +53,17 @@ def build_policy(config: Config, ranks: Ranks) -> Policy:
     return policy
 
 
-def held_rows(weight: Tensor) -> Tensor:
+def held(weight: Tensor) -> Tensor:
     """The rows of a weight that this rank holds: all, unless it is sharded."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def held_rows(weight: DTensor) -> Rows:
+    """Which rows those are. FSDP gives the first ranks equally many, and the last what is left, which may be none."""
+    num_rows = weight.shape[0]
+    rows_per_rank = -(-num_rows // weight.device_mesh.size())
+    first = min(num_rows, weight.device_mesh.get_local_rank() * rows_per_rank)
+    return Rows(tuple(weight.shape), first, weight.to_local().shape[0])
 
 
 def whole(weight: Tensor) -> Tensor:

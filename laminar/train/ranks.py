@@ -79,6 +79,11 @@ def compute_dtype(config: TrainerConfig) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.compute_dtype]
 
 
+def publish_dtype(config: TrainerConfig) -> torch.dtype:
+    """Of the weights that are handed over: what an engine on an accelerator serves; float32 on CPU."""
+    return torch.float32 if config.device == "cpu" else compute_dtype(config)
+
+
 class Rendezvous:
     """Where the ranks meet: a c10d store on a free port of `host`, for as long as this object lives.
 
@@ -113,6 +118,9 @@ def join(address: tuple[str, int], rank: int, config: TrainerConfig, *, host: st
         torch.cuda.set_device(0)  # Ray shows each rank its own accelerator only.
     try:
         store = dist.TCPStore(*address, config.num_ranks, timeout=timedelta(seconds=start_deadline_s))
+        # What follows waits as long as work may take, so first make sure that everybody is there.
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(config.num_ranks)], timedelta(seconds=start_deadline_s))
         dist.init_process_group(
             "gloo" if config.device == "cpu" else "cpu:gloo,cuda:nccl",
             store=store,

@@ -41,7 +41,8 @@ class Saver:
 
     def begin(self, step: int, state: State) -> None:
         """Copy the state and return; the caller may change it at once. The save before must have been finished."""
-        assert self._saving is None, f"checkpoint of step {step} begun before the one before was finished"
+        if self._saving is not None:
+            raise CheckpointNotSaved(f"checkpoint of step {step} not begun: the one before is still being written")
         copy = self._stager.stage(dict(state))
         assert not isinstance(copy, Future), "staging was asked to be synchronous"
         self._saving = self._thread.submit(self._save, step, copy)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.tensor import DTensor
 
+from laminar.train.policy import held_rows
 from laminar.train.ranks import Ranks
 
 State = Mapping[str, Tensor]
@@ -84,18 +85,12 @@ def _checksum(tensor: Tensor, ranks: Ranks) -> int:
             return 0
         rows, first = tensor, 0
     else:
-        rows, first = tensor.to_local(), _first_row(tensor)
+        rows, first = tensor.to_local(), held_rows(tensor).first
     if rows.numel() == 0:
         return 0
     rows = rows.detach().cpu().contiguous()
     lines = rows.reshape(len(rows) if rows.dim() else 1, -1).view(torch.uint8).numpy()
     return sum(xxhash.xxh3_64_intdigest(line, seed=first + i) for i, line in enumerate(lines)) % 2**64
-
-
-def _first_row(tensor: DTensor) -> int:
-    """The number of the first row that this rank holds; FSDP gives every rank but the last equally many."""
-    num_ranks = tensor.device_mesh.size()
-    return tensor.device_mesh.get_local_rank() * -(-tensor.shape[0] // num_ranks)
 
 
 @contextmanager

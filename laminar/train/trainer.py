@@ -14,12 +14,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
 from laminar.config import Config
 from laminar.data.records import Experience
 from laminar.relay.manifest import Probe
+from laminar.relay.shards import Rows
 from laminar.train.diagnostics import (
     ForwardedTokens,
     batch_metrics,
@@ -36,8 +38,8 @@ from laminar.train.losses.loss import TokenBatch
 from laminar.train.mini_batch import MiniBatch, prepare
 from laminar.train.model import build_optimizer
 from laminar.train.packing import MicroBatch, lay_out, num_tokens
-from laminar.train.policy import build_policy, whole
-from laminar.train.ranks import ALONE, Ranks, compute_dtype
+from laminar.train.policy import build_policy, held, held_rows, whole
+from laminar.train.ranks import ALONE, Ranks, compute_dtype, publish_dtype
 from laminar.train.sharded_state import State, read_state, write_state
 from laminar.train.split import plan_for_rank
 
@@ -215,6 +217,21 @@ class Trainer:
         """
         for name, weight in self.policy.weights():
             yield name, whole(weight.detach())
+
+    def held_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The rows of every tensor that this rank holds; nothing is gathered."""
+        for name, weight in self.policy.weights():
+            yield name, held(weight.detach())
+
+    def held_rows(self) -> dict[str, Rows]:
+        """Which rows those are, of each tensor that is sharded over several ranks."""
+        if self.ranks.num_ranks == 1:
+            return {}
+        return {name: held_rows(weight) for name, weight in self.policy.weights() if isinstance(weight, DTensor)}
+
+    @property
+    def publish_dtype(self) -> torch.dtype:
+        return publish_dtype(self.config.trainer)
 
     @torch.no_grad()
     def probe(self) -> Probe:

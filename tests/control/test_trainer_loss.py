@@ -1,6 +1,7 @@
 """A lost trainer goes back to its newest checkpoint while replicas go on; a checkpoint is written beside training."""
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_replicas_generate_while_the_trainer_is_away():
     config = make_config(num_steps=6)
     world, control = run_with_losses(config, 1, [4.0], trainer_start_s=3.0)
     away = [at_s for at_s, c in world.commands if isinstance(c, m.StartTrainer)]
-    back = [at_s for at_s, c in world.commands if isinstance(c, m.Publish) and at_s > away[0]][0]
+    back = next(at_s for at_s, c in world.commands if isinstance(c, m.Publish) and at_s > away[0])
     assert back - away[0] == pytest.approx(3.0, abs=0.1)
     assert any(isinstance(c, m.ScoreTrajectories) for at_s, c in world.commands if away[0] < at_s < back)
     assert control.state.counters.num_replicas_lost == control.state.counters.num_relays_lost == 0
@@ -78,7 +79,7 @@ def test_a_checkpoint_that_is_there_though_nobody_heard_of_it_counts():
     config = make_config(num_steps=6)
     probe = FakeWorld(config, 0, num_prompts=NUM_PROMPTS)
     probe.run(make_plane(config, num_prompts=NUM_PROMPTS))
-    saved_at_s = [at_s for at_s, c in probe.commands if isinstance(c, m.SaveCheckpoint) and c.step == 2][0]
+    saved_at_s = next(at_s for at_s, c in probe.commands if isinstance(c, m.SaveCheckpoint) and c.step == 2)
     world, control = run_with_losses(config, 0, [saved_at_s + 0.65])
     after = [c for at_s, c in world.commands if isinstance(c, m.TrainMiniBatch) and at_s > saved_at_s + 1]
     assert after[0].step == 3
@@ -173,7 +174,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_its_groups_are_kept_
     assert control.state.trainer.saved_step == 6
     assert control.state.ledger.trained == 6 * 8 * 4
     saved = [(at_s, c.step) for at_s, c in world.commands if isinstance(c, m.SaveCheckpoint)]
-    assert all(later - earlier >= 3.0 for (earlier, _), (later, _) in zip(saved, saved[1:], strict=False))
+    assert all(later - earlier >= 3.0 for (earlier, _), (later, _) in pairwise(saved))
 
 
 def test_one_that_falls_due_while_another_is_written_comes_at_the_next_step():

@@ -21,17 +21,24 @@ class RankFailed(Exception):
     """What a rank raised, as text."""
 
 
-def on_ranks(config: Config, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+def on_ranks(
+    config: Config,
+    work: Callable[..., Any],
+    *arguments: Any,
+    num_missing: int = 0,
+    start_deadline_s: float = DEADLINE_S,
+) -> list[Any]:
     """`work(ranks, *arguments)` on each of config.trainer.num_ranks processes; their results, by rank.
 
-    work: a function of a module that a new process can import.
+    work: a function of a module that a new process can import. num_missing: ranks, the last ones, that never come.
     """
-    rendezvous = Rendezvous(HERE, config.trainer, DEADLINE_S)
+    rendezvous = Rendezvous(HERE, config.trainer, start_deadline_s)
     context = mp.get_context("spawn")
     pipes, processes = [], []
-    for rank in range(config.trainer.num_ranks):
+    for rank in range(config.trainer.num_ranks - num_missing):
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_rank, args=(theirs, rendezvous.address, rank, config, work, arguments))
+        place = (rendezvous.address, rank, start_deadline_s)
+        process = context.Process(target=_rank, args=(theirs, place, config, work, arguments))
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -56,15 +63,15 @@ def _receive(pipe: Connection) -> Any:
 
 def _rank(
     pipe: Connection,
-    address: tuple[str, int],
-    rank: int,
+    place: tuple[tuple[str, int], int, float],
     config: Config,
     work: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
+    address, rank, start_deadline_s = place
     try:
-        ranks: Ranks = join(address, rank, config.trainer, host=HERE, start_deadline_s=DEADLINE_S)
+        ranks: Ranks = join(address, rank, config.trainer, host=HERE, start_deadline_s=start_deadline_s)
         # As bytes: a pipe would pass tensors by file descriptors, which end with this process.
         pipe.send_bytes(pickle.dumps(work(ranks, *arguments)))
         ranks.leave()

@@ -1,7 +1,6 @@
 """Law 6 over ranks: two processes that train together do what one does alone, whoever has how much to do."""
 
 import copy
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -153,25 +152,16 @@ def test_bfloat16_is_for_the_passes_and_float32_for_what_is_kept(qwen2_path, mak
     (got,) = on_ranks(half, gradients_of, [(half, folder, experiences)])
     (expected,) = gradients_of(ALONE, [(full, folder, experiences)])
     assert got[0].dtype == torch.float32
-    assert 1e-4 < relative_difference(got[0], expected) < 0.1
+    assert 1e-4 < relative_difference(got[0], expected) < 0.3
     (trained,) = on_ranks(half, train_steps, half, [experiences], tmp_path)
     assert trained["dtypes"] == {torch.float32}
     assert trained["probe"].tolerance == 5e-2
 
 
-def test_a_rank_that_is_alone_does_not_wait_for_ever(qwen2_path, make_config):
+def test_a_rank_that_the_others_never_join_says_so_in_time(qwen2_path, make_config):
     config = make_config(qwen2_path, num_ranks=2)
-    with pytest.raises(RankFailed, match=r"TimeoutError: rank 0 of 2 waited 1 s at 127.0.0.1:\d+ for the others"):
-        on_ranks(config, meet_nobody, config)
-
-
-def meet_nobody(ranks, config):
-    from laminar.train.ranks import Rendezvous, join
-
-    rendezvous = Rendezvous("127.0.0.1", config.trainer, 1.0)
-    ranks.leave()
-    if ranks.is_first:
-        join(rendezvous.address, 0, config.trainer, host="127.0.0.1", start_deadline_s=1.0)
+    with pytest.raises(RankFailed, match=r"TimeoutError: rank 0 of 2 waited 3 s at 127.0.0.1:\d+ for the others"):
+        on_ranks(config, outcome, num_missing=1, start_deadline_s=3.0)
 
 
 def test_a_checkpoint_that_was_damaged_is_refused_by_the_tensor_s_name(qwen2_path, make_config, tmp_path):
@@ -192,5 +182,4 @@ def test_ranks_of_one_are_the_identity():
     values = torch.arange(3.0)
     assert ALONE.sum(values) is values
     assert ALONE.gather_on_first(values) is values
-    assert replace(ALONE).is_first
-    assert outcome
+    assert ALONE.is_first
