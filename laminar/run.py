@@ -146,6 +146,7 @@ def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop")
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
+        session.machines_of_ranks(config.trainer)  # Too few accelerators are the user's mistake while nothing runs.
         stop.check()
         registry.add_descendants()
         if session.folder is not None:

@@ -14,6 +14,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage] - it is in its documentation
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from laminar.config import TrainerConfig
@@ -94,7 +95,7 @@ class Rendezvous:
     def __init__(self, host: str, config: TrainerConfig, deadline_s: float) -> None:
         with socket.create_server((host, 0)) as listener:
             port = listener.getsockname()[1]
-            self._store = dist.TCPStore(
+            self._store = TCPStore(
                 host,
                 port,
                 config.num_ranks,
@@ -117,7 +118,7 @@ def join(address: tuple[str, int], rank: int, config: TrainerConfig, *, host: st
     if config.device == "cuda":
         torch.cuda.set_device(0)  # Ray shows each rank its own accelerator only.
     try:
-        store = dist.TCPStore(*address, config.num_ranks, timeout=timedelta(seconds=start_deadline_s))
+        store = TCPStore(*address, config.num_ranks, timeout=timedelta(seconds=start_deadline_s))
         # What follows waits as long as work may take, so first make sure that everybody is there.
         store.set(f"here/{rank}", "")
         store.wait([f"here/{other}" for other in range(config.num_ranks)], timedelta(seconds=start_deadline_s))
@@ -130,6 +131,7 @@ def join(address: tuple[str, int], rank: int, config: TrainerConfig, *, host: st
         )
         mesh = init_device_mesh(config.device, (config.num_ranks,), mesh_dim_names=(MESH_DIM,))
         checkpoint_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=config.work_deadline_s))
+        assert isinstance(checkpoint_group, dist.ProcessGroup), "every rank is in the group"
         dist.barrier(checkpoint_group)
     except dist.DistError as error:
         raise TimeoutError(

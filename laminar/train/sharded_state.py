@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 import xxhash
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from laminar.train.policy import held_rows
@@ -35,7 +36,7 @@ def write_state(folder: Path, state: State, ranks: Ranks) -> None:
     checked = {CHECKSUMS + name: sums[i].clone() for i, name in enumerate(names)}
     try:
         with _alone_on_purpose():
-            dcp.save(
+            save(
                 {**state, **checked},
                 storage_writer=FileSystemWriter(folder),
                 process_group=ranks.checkpoint_group,
@@ -56,7 +57,7 @@ def read_state(folder: Path, state: State, ranks: Ranks) -> None:
     written = {CHECKSUMS + name: torch.zeros((), dtype=torch.int64) for name in names}
     try:
         with _alone_on_purpose():
-            dcp.load(
+            load(
                 {**state, **written},
                 storage_reader=FileSystemReader(folder),
                 process_group=ranks.checkpoint_group,

@@ -1,6 +1,7 @@
 """What the tests let each rank do, in a process of its own."""
 
 import copy
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from laminar.data.records import Experience
 from laminar.train.mini_batch import prepare
 from laminar.train.policy import whole
 from laminar.train.ranks import Ranks
+from laminar.train.saver import Saver
 from laminar.train.trainer import Trainer
 
 
@@ -57,3 +59,31 @@ def outcome(trainer: Trainer) -> dict[str, Any]:
         "probe": trainer.probe(),
         "dtypes": {tensor.dtype for name, tensor in trainer.state().items() if name.startswith("weight.")},
     }
+
+
+def save_while_training(
+    ranks: Ranks, config: Config, steps: Sequence[Sequence[Experience]], root: Path
+) -> dict[str, torch.Tensor]:
+    """Begin a checkpoint after the first step, go on with the second; what the state was at the copy."""
+    trainer, saver = Trainer(config, ranks), Saver(root, 2, ranks)
+    trainer.train_mini_batch(1, 0, steps[0])
+    at_copy = outcome(trainer)["state"]
+    saver.begin(1, trainer.state())
+    trainer.train_mini_batch(2, 0, steps[1])
+    saver.finish()
+    return at_copy
+
+
+def save_with_a_full_disk(ranks: Ranks, config: Config, root: Path) -> str:
+    """A good checkpoint, then one for which only rank 1 has no room; what it fails with."""
+    trainer, saver = Trainer(config, ranks), Saver(root, 2, ranks)
+    saver.begin(1, trainer.state())
+    saver.finish()
+    if not ranks.is_first:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, resource.RLIM_INFINITY))
+    saver.begin(2, trainer.state())
+    try:
+        saver.finish()
+    except OSError as error:
+        return str(error)
+    return "nothing"
