@@ -49,7 +49,7 @@ SETTINGS = (
     "observe.tensorboard=false",
 )
 START_DEADLINE_S = 300.0
-WAY_DEADLINE_S = 120.0
+WAY_DEADLINE_S = 300.0
 POLL_S = 0.005
 
 

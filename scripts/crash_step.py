@@ -33,10 +33,10 @@ class RecordedStep:
         return next(r.event.step for r in newest_segment(self._run_dir).records if isinstance(r.event, TrainerStarted))
 
     def same_again(self) -> bool | None:
-        """Whether the checkpoint after the restored one is what we come to; none if it or its responses are missing."""
+        """Whether the checkpoint after the restored one is what we come to; none if it, or responses, are missing."""
         step = self.restored_step()
         folders = {c.step: c.folder for c in list_complete(self._run_dir / CHECKPOINTS_FOLDER)}
-        if step not in folders or step + 1 not in folders:
+        if step + 1 not in folders:
             return None
         orders = self._orders(step + 1)
         config = Config.model_validate_json((self._run_dir / CONFIG_FILE).read_text())
@@ -49,7 +49,8 @@ class RecordedStep:
             payload.close()
         torch.set_num_threads(1)
         ours, theirs = Trainer(config), Trainer(config)
-        ours.restore(folders[step])
+        if step > 0:
+            ours.restore(folders[step])
         for order, experiences in fed:
             ours.train_mini_batch(order.step, order.index, experiences)
         theirs.restore(folders[step + 1])

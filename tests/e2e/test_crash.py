@@ -6,7 +6,7 @@ import pytest
 
 from scripts.crash import crash, plan
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_a_run_killed_three_times_goes_on_without_a_seam(tmp_path: Path):
