@@ -9,7 +9,7 @@ from pathlib import Path
 from laminar import __version__
 from laminar.settings import all_settings, load_config
 
-BENCHMARKS = ("engine", "loop", "sandbox")
+BENCHMARKS = ("engine", "loop", "relay", "sandbox")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,6 +125,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     match arguments.what:
         case "engine":
             from laminar.bench.engine import main as bench
+        case "relay":
+            from laminar.bench.relay import main as bench
         case "sandbox":
             from laminar.bench.sandbox import main as bench
         case _:

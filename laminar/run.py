@@ -18,7 +18,8 @@ from laminar.cluster.folder import FolderLock
 from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry, end_dead_runs
 from laminar.cluster.ray_session import RaySession
-from laminar.config import Config
+from laminar.cluster.sandboxes import needs_sandbox
+from laminar.config import Config, VllmEngineConfig
 from laminar.control.messages import AnyCommand, AnyEvent, EndRun
 from laminar.control.plane import ControlPlane
 from laminar.control.recovery import recover
@@ -26,9 +27,13 @@ from laminar.control.state import ClusterState
 from laminar.data.chat import chat_encoder, load_tokenizer
 from laminar.data.datasets import load_prompts
 from laminar.data.prompt_pool import PromptPool
+from laminar.envs.sandbox.build import start_sandbox
+from laminar.envs.sandbox.sandbox import NoSandbox
 from laminar.observe.event_log import EventLogWriter
 from laminar.observe.observer import Observer
 from laminar.observe.replay import restore
+from laminar.rollout.build import start_environment
+from laminar.rollout.engines.vllm_setup import refuse_without_vllm
 from laminar.settings import CONFIG_FILE
 from laminar.train.checkpoint import CHECKPOINTS_FOLDER, Checkpoint, newest_complete
 
@@ -53,7 +58,11 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
     stop = StopBeforeLoop()
     prompts, heldout = load_data(config)
     check_model(config)
+    check_engine(config)
+    if isinstance(config.engine, VllmEngineConfig) and config.cluster.address == "local":
+        refuse_without_vllm()
     check_user_code(config)
+    check_sandbox(config)
     stop.check()
     with FolderLock(config.run_dir, resume=resume, fresh=fresh):
         end_dead_runs()
@@ -96,6 +105,7 @@ def load_data(config: Config) -> tuple[PromptPool, PromptPool]:
     """The training and the held-out prompts, tokenised."""
     data = config.data
     encode = chat_encoder(load_tokenizer(config.model.path))
+    environment = start_environment(config, NoSandbox()) if config.rollout.environment is not None else None
 
     def load(files: tuple[Path, ...]) -> PromptPool:
         loaded = load_prompts(
@@ -104,6 +114,7 @@ def load_data(config: Config) -> tuple[PromptPool, PromptPool]:
             prompt_tokens_max=data.prompt_tokens_max,
             prompt_key=data.prompt_key,
             dedup=data.dedup,
+            open_problem=environment.first_messages if environment is not None else None,
         )
         return PromptPool(loaded.prompts)
 
@@ -126,14 +137,35 @@ def check_model(config: Config) -> None:
         )
 
 
+def check_engine(config: Config) -> None:
+    """That the engine's memory can hold the model and one longest trajectory, as far as arithmetic tells."""
+    from laminar.rollout.engines.architecture import read_architecture
+    from laminar.rollout.engines.memory import gpu_memory, refuse_too_little_memory
+
+    match config.engine:
+        case VllmEngineConfig(device="cuda"):
+            memory = gpu_memory(config.engine, read_architecture(config.model.path))
+            refuse_too_little_memory(config.engine, memory, num_tokens_max=config.num_trajectory_tokens_max)
+        case _:
+            pass
+
+
 def check_user_code(config: Config) -> None:
-    """Load the user's reward function and environment here once, so that a mistake shows before anything starts."""
-    from laminar.envs.env import load_environment
+    """Load what gives rewards here once, so that a mistake shows before anything starts."""
     from laminar.envs.reward_worker import load_compute_score
 
-    load_compute_score(config.reward.function)
-    if config.rollout.environment is not None:
-        load_environment(config.rollout.environment)
+    load_compute_score(config.scored_by)
+
+
+def check_sandbox(config: Config) -> None:
+    """That this machine can run the code of models safely, if it is to: start a sandbox, attack it, end it."""
+    if not needs_sandbox(config):
+        return
+
+    async def try_out() -> None:
+        await (await start_sandbox(config.sandbox)).close()
+
+    asyncio.run(try_out())
 
 
 def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop") -> int:
@@ -146,7 +178,7 @@ def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop")
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
-        session.machines_of_ranks(config.trainer)  # Too few accelerators are the user's mistake while nothing runs.
+        session.refuse_too_few_gpus(config)
         stop.check()
         registry.add_descendants()
         if session.folder is not None:

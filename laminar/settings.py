@@ -57,7 +57,7 @@ def all_settings() -> list[Setting]:
 
 def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[Setting]:
     for name, field in section.model_fields.items():
-        candidates: tuple[Any, ...] = (field.annotation, *get_args(field.annotation))
+        candidates: tuple[Any, ...] = (field.annotation, *map(untagged, get_args(field.annotation)))
         nested = [t for t in candidates if _is_section(t)]
         if nested:
             for part in nested:
@@ -70,6 +70,11 @@ def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[Setting]:
                 default=default,
                 meaning=" ".join((field.description or "").split()),
             )
+
+
+def untagged(annotation: Any) -> Any:
+    """A kind of a tagged union without its tag."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _is_section(annotation: Any) -> bool:
@@ -114,7 +119,7 @@ def _kinds(section: type[BaseModel]) -> frozenset[str]:
     for name, field in section.model_fields.items():
         if name == "kind":
             found.add(str(field.default))
-        for part in (field.annotation, *get_args(field.annotation)):
+        for part in (field.annotation, *map(untagged, get_args(field.annotation))):
             if isinstance(part, type) and issubclass(part, BaseModel):
                 found |= _kinds(part)
     return frozenset(found)
@@ -123,6 +128,9 @@ def _kinds(section: type[BaseModel]) -> frozenset[str]:
 def _nearest(place: str) -> str:
     """The nearest name anywhere: people mistype the last word, and they forget the section too."""
     names = [setting.name for setting in all_settings()]
+    if any(name == place or name.startswith(f"{place}.") for name in names):
+        section = place.partition(".")[0]
+        return f" with this {section}.kind; `laminar config` tells which settings each kind has"
     near = difflib.get_close_matches(place, names, n=1, cutoff=0.6)
     if not near:
         by_leaf = {name.rpartition(".")[2]: name for name in names}

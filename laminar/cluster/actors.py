@@ -59,13 +59,21 @@ class RolloutActor:
         return os.getpid()
 
     async def start(self) -> ReplicaStarted:
+        from laminar.envs.sandbox.build import reach_sandbox
+        from laminar.envs.sandbox.channel import Address
         from laminar.relay.lease import Reader
         from laminar.rollout.build import build_worker
 
         deadline_s = self._config.faults.load_deadline_s
         self._reader = Reader(self._secrets.run_id, self._machine, self._secrets.token)
-        self._worker = build_worker(
-            self._replica, self._machine, self._config, lambda version: self._reader.lease(version, deadline_s)
+        address = Address(self._secrets.run_id, self._machine, self._secrets.token)
+        self._sandbox = reach_sandbox(self._config.sandbox, address)
+        self._worker = await build_worker(
+            self._replica,
+            self._machine,
+            self._config,
+            lambda version: self._reader.lease(version, deadline_s),
+            self._sandbox,
         )
         return self._worker.start()
 
@@ -83,6 +91,7 @@ class RolloutActor:
 
     async def close(self) -> None:
         await self._worker.close()
+        await self._sandbox.close()
         exit_actor()
 
 
@@ -277,7 +286,7 @@ class RewardActor:
 
         reward = self._config.reward
         self._decode = text_decoder(self._config.model.path, skip_special_tokens=True)
-        self._pool = RewardPool(reward.function, timeout_s=reward.timeout_s, num_workers=reward.num_workers)
+        self._pool = RewardPool(self._config.scored_by, timeout_s=reward.timeout_s, num_workers=reward.num_workers)
         await self._pool.start()
 
     async def score(self, command: CommandId, tasks: Sequence[ScoringTask]) -> tuple[Scored, dict[str, list[float]]]:
@@ -307,4 +316,33 @@ class RewardActor:
 
     async def close(self) -> None:
         await self._pool.close()
+        exit_actor()
+
+
+class SandboxActor:
+    """The sandbox of one machine, which all of its replicas share."""
+
+    def __init__(self, machine: MachineId, config: Config, secrets: RunSecrets) -> None:
+        self._machine = machine
+        self._config = config
+        self._secrets = secrets
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def start(self) -> None:
+        from laminar.envs.sandbox.build import start_sandbox
+        from laminar.envs.sandbox.channel import Address
+        from laminar.envs.sandbox.server import SandboxServer
+
+        address = Address(self._secrets.run_id, self._machine, self._secrets.token)
+        self._server = SandboxServer(await start_sandbox(self._config.sandbox), address)
+        await self._server.start()
+
+    async def serve(self) -> None:
+        """Never returns: whoever waits for it learns of this process's death."""
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        await self._server.close()
         exit_actor()

@@ -23,6 +23,7 @@ from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry
 from laminar.cluster.ray_session import RaySession
 from laminar.cluster.rewards import RewardWorkers
+from laminar.cluster.sandboxes import SandboxWorkers
 from laminar.cluster.trainer_ranks import RankFailed, TrainerRanks
 from laminar.config import Config
 from laminar.control import messages as m
@@ -72,9 +73,8 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replicas: dict[m.ReplicaId, Member] = {}
         self._relays: dict[m.MachineId, Member] = {}
-        self._rewards = RewardWorkers(
-            config, session, registry, self._spawn, lambda cause: self._emit(m.RewardFailedToStart(cause))
-        )
+        self._rewards = RewardWorkers(config, session, registry, self._spawn, self._fail_start)
+        self._sandboxes = SandboxWorkers(config, session, secrets, registry, self._spawn, self._fail_start)
         self._trainer: TrainerRanks | None = None
         self._chain: m.SetChain | None = None
         self._retained: tuple[int, ...] = ()
@@ -86,6 +86,7 @@ class Cluster:
         for machine in machines:
             self._start_relay(machine.id)
             self._rewards.start(machine)
+            self._sandboxes.start(machine)
         self._start_trainer(0, self._restore_from)
         self._spawn(self._tick())
 
@@ -108,7 +109,7 @@ class Cluster:
         """End every process of the run; those that do not end within the deadline are killed."""
         for task in self._tasks:
             task.cancel()
-        members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members]
+        members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members, *self._sandboxes.members]
         if self._trainer is not None:
             members += self._trainer.members
         closing = [asyncio.ensure_future(member.leaves()) for member in members]
@@ -170,7 +171,8 @@ class Cluster:
 
     def _start_replica(self, id: m.ReplicaId, machine_id: m.MachineId) -> None:
         machine = self._session.machine(machine_id)
-        actor = self._session.place(RolloutActor, machine).remote(id, machine_id, self._config, self._secrets)
+        placed = self._session.place(RolloutActor, machine, num_gpus=self._config.engine.num_gpus)
+        actor = placed.remote(id, machine_id, self._config, self._secrets)
         member = self._replicas[id] = Member(actor, machine)
         member.listening = self._spawn(self._listen_to_replica(id, member))
 
@@ -339,6 +341,9 @@ class Cluster:
             await call
         except RayError as error:
             self._emit(event(cause_of(error)))
+
+    def _fail_start(self, cause: str) -> None:
+        self._emit(m.ServiceFailedToStart(cause))
 
     def _emit(self, event: m.AnyEvent) -> None:
         self._queue.put_nowait((time.monotonic() - self._epoch_s, event))

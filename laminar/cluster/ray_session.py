@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from laminar.config import ClusterConfig, TrainerConfig
+from laminar.config import ClusterConfig, Config, TrainerConfig
 from laminar.control.messages import MachineId
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -52,10 +52,26 @@ class RaySession:
         """Where each of the trainer's ranks goes. Raises ValueError if there are too few accelerators."""
         return machines_of_ranks(self.machines, config.num_ranks, device=config.device)
 
+    def refuse_too_few_gpus(self, config: Config) -> None:
+        """Raise ValueError if a machine cannot hold its ranks and replicas, which would wait for GPUs for ever."""
+        refuse_too_few_gpus(
+            self.machines,
+            self.machines_of_ranks(config.trainer) if config.trainer.device != "cpu" else [],
+            num_gpus_per_replica=config.engine.num_gpus,
+            num_replicas=config.rollout.num_replicas,
+            # Emulated machines share this one's GPUs; others have their own, and get their share of the replicas.
+            emulated=self._config.address == "local",
+        )
+
     def place(
-        self, actor: type, machine: Machine, *, concurrency_groups: dict[str, int] | None = None, num_gpus: int = 0
+        self,
+        actor: type,
+        machine: Machine,
+        *,
+        num_gpus: int = 0,
+        concurrency_groups: dict[str, int] | None = None,
     ) -> Any:
-        """The actor class, ready for `.remote(…)`, to run on this machine. It sees the accelerators it asks for."""
+        """The actor class, ready for `.remote(…)`, to run on this machine with so many of its GPUs to itself."""
         if machine.node_id is None:
             where: dict[str, Any] = {"resources": {f"machine_{machine.id}": 1}, "num_cpus": 0}
         else:
@@ -132,6 +148,27 @@ def machines_of_ranks(machines: Sequence[Machine], num_ranks: int, *, device: st
             f"{len(places)} on {len(machines)} machine(s); lower it, or join a larger cluster with cluster.address"
         )
     return places[:num_ranks]
+
+
+def refuse_too_few_gpus(
+    machines: Sequence[Machine],
+    ranks: Sequence[Machine],
+    *,
+    num_gpus_per_replica: int,
+    num_replicas: int,
+    emulated: bool,
+) -> None:
+    """ranks: the machine of each of the trainer's ranks that needs a GPU. Raises ValueError, naming the machine."""
+    share = num_replicas if emulated else -(-num_replicas // len(machines))
+    for machine in machines[:1] if emulated else machines:
+        num_ranks = sum(rank.id == machine.id for rank in ranks)
+        if num_gpus_per_replica * share + num_ranks > machine.num_gpus:
+            raise ValueError(
+                f"machine {machine.id} ({machine.host}) has {machine.num_gpus} GPUs, and its share of "
+                f"rollout.num_replicas={num_replicas} is {share} replicas of {num_gpus_per_replica} GPUs "
+                f"(engine.tensor_parallel_size), beside {num_ranks} of the trainer's ranks; lower one of them, or add "
+                "machines"
+            )
 
 
 def _session_folder(temporary: Path) -> Path:

@@ -20,6 +20,7 @@ from laminar.config.rollout import (
     RepackConfig,
     RewardConfig,
     RolloutConfig,
+    VllmEngineConfig,
 )
 from laminar.config.sandbox import HttpSandboxConfig, LocalSandboxConfig, SandboxConfig
 from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
@@ -64,4 +65,5 @@ __all__ = [
     "TisLoss",
     "TrainerConfig",
     "TrajectoryLevelSchedule",
+    "VllmEngineConfig",
 ]

@@ -51,5 +51,7 @@ class ClusterConfig(Section):
 class ObserveConfig(Section):
     tensorboard: bool = True
     """Whether metrics also go to TensorBoard files in the run's folder; metrics.jsonl always does."""
+    wandb_project: str | None = None
+    """Weights & Biases project that metrics also go to (the `wandb` extra); none: nothing is sent anywhere."""
     snapshot_interval_events: Count = 20000
     """Events between two snapshots of the control state, where the event log rotates."""

@@ -10,6 +10,7 @@ from laminar.config.rollout import (
     EmbeddedEngineConfig,
     EngineConfig,
     EvaluationConfig,
+    PacedConfig,
     RepackConfig,
     RewardConfig,
     RolloutConfig,
@@ -48,6 +49,21 @@ class Config(Section):
         in_data = -(-self.data.num_epochs * num_prompts // self.batch.num_prompts_per_step)
         return min(in_data, self.trainer.num_steps or in_data)
 
+    @property
+    def num_trajectory_tokens_max(self) -> int:
+        """Tokens of the longest trajectory, its prompt included."""
+        return self.data.prompt_tokens_max + self.data.response_tokens_max
+
+    @property
+    def paced(self) -> PacedConfig | None:
+        """What the engine's steps are held back to, if they are."""
+        return self.engine.paced if isinstance(self.engine, EmbeddedEngineConfig) else None
+
+    @property
+    def scored_by(self) -> str | None:
+        """What gives rewards: a function, else the environment; none: the rule of laminar/envs/math_answer.py."""
+        return self.reward.function or self.rollout.environment
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         if self.buffer.capacity_steps < 1:
@@ -85,9 +101,14 @@ class Config(Section):
                 f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
                 "on; lower it"
             )
-        longest = self.data.prompt_tokens_max + self.data.response_tokens_max
-        num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens
-        if longest > num_blocks * self.engine.block_tokens:
+        rollout = self.rollout
+        if rollout.environment == "math_with_code" and rollout.num_turns_max < 2:
+            raise ValueError(
+                f"rollout.num_turns_max={rollout.num_turns_max} leaves no turn after a tool call; set it to "
+                "rollout.num_tool_calls_max + 1"
+            )
+        longest, room = self.num_trajectory_tokens_max, self.engine.kv_tokens_max
+        if room is not None and longest > room:
             raise ValueError(
                 f"one trajectory may need data.prompt_tokens_max + data.response_tokens_max = {longest} KV tokens, "
                 f"more than engine.kv_capacity_tokens={self.engine.kv_capacity_tokens} holds in whole blocks of "

@@ -48,7 +48,9 @@ class TrainerConfig(Section):
     trained; 0: none."""
     overlong: OverlongConfig = OverlongConfig()
     micro_batch_tokens_max: Count = 16384
-    """Padded tokens in one forward-backward."""
+    """Tokens of prompts and responses in one forward-backward; there is no padding. A longer trajectory has its own."""
+    float32_head: bool = False
+    """Whether logits are computed in float32 where the model is in bfloat16 (ScaleRL); log-probs always are."""
     num_steps: Count | None = None
     """Stop after this many steps; none: at the end of the data."""
     work_deadline_s: Seconds = 600.0

@@ -59,6 +59,8 @@ class ReplicaReport(Event, frozen=True):
     progress: tuple[Progress, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
+    num_waiting_without_kv: int = 0
+    """Trajectories that wait for a tool and whose KV is gone, so that `kv_utilization` says nothing of them."""
 
 
 class Released(Event, frozen=True):
@@ -79,10 +81,7 @@ class Loaded(Event, frozen=True):
 
 
 class LoadFailed(Event, frozen=True):
-    """Answers Load. `serves_on`: the relay could not give the version and the replica still has its old weights.
-
-    Otherwise what arrived is not what was published, and the replica must not serve any more.
-    """
+    """Answers Load. `serves_on`: the relay lacks the version, the old weights serve on; else wrong weights arrived."""
 
     command: CommandId
     replica: ReplicaId
@@ -148,8 +147,8 @@ class CheckpointSaved(Event, frozen=True):
     step: int
 
 
-class RewardFailedToStart(Event, frozen=True):
-    """The reward function cannot be loaded, or its workers cannot be started."""
+class ServiceFailedToStart(Event, frozen=True):
+    """What trajectories cannot do without cannot be had: a reward worker, or a sandbox."""
 
     cause: str
 
@@ -237,7 +236,7 @@ AnyEvent = (
     | CheckpointCopied
     | CheckpointSaved
     | TrainerLost
-    | RewardFailedToStart
+    | ServiceFailedToStart
     | RelayStarted
     | RelayFailedToStart
     | RelayReport

@@ -36,10 +36,10 @@ from laminar.control.messages import (
     ReplicaLost,
     ReplicaReport,
     ReplicaStarted,
-    RewardFailedToStart,
     RunStarted,
     Scored,
     SenderReport,
+    ServiceFailedToStart,
     StopRequested,
     Tick,
     TrainerLost,
@@ -129,7 +129,7 @@ class ControlPlane:
             case TrainerLost():
                 if self._is_trainer(event.attempt):
                     yield from faults.lose_trainer(state, config, event.cause, now)
-            case RewardFailedToStart():
+            case ServiceFailedToStart():
                 yield faults.end(state, failed=True, cause=event.cause)
             case RelayStarted():
                 yield from broadcast.take_in_start(state, event.machine, now)
@@ -190,6 +190,7 @@ class ControlPlane:
         replica.kv_utilization = event.kv_utilization
         replica.num_running, replica.num_waiting = event.num_running, event.num_waiting
         replica.num_preemptions = event.num_preemptions
+        replica.num_waiting_without_kv = event.num_waiting_without_kv
         self._take_in_progress(event)
         finished: list[Trajectory] = []
         for outcome in event.finished:

@@ -22,8 +22,10 @@ class Migration(msgspec.Struct, frozen=True):
 def plan_repack(replicas: Iterable[Replica], *, kv_utilization_max: float) -> list[Migration]:
     """Best-fit packing within each weight version: lightest source first, fullest target that still has room.
 
-    A candidate is in its tail (no work waits, KV utilization has begun to fall) and below its decode batch bound B.
-    A target holds at most B trajectories and `kv_utilization_max` of its KV capacity afterwards. O(candidates²).
+    A candidate is in its tail (no work waits, KV utilization has begun to fall) and below its decode batch bound B,
+    in which trajectories that wait for a tool count. It holds the KV of all of them, or what it holds would not tell
+    how much room they need. A target holds at most B trajectories and `kv_utilization_max` of its KV capacity
+    afterwards. O(candidates²).
     """
     tails = sorted((r for r in replicas if _is_candidate(r)), key=lambda r: (r.kv_utilization, r.id))
     kv_tokens = {r.id: r.kv_utilization * r.kv_capacity_tokens for r in tails}
@@ -56,12 +58,13 @@ def plan_repack(replicas: Iterable[Replica], *, kv_utilization_max: float) -> li
 def check(state: ClusterState, config: Config, now: float) -> None:
     """Sample KV utilization: a replica is in its tail once nothing waits and utilization fell since the last sample.
 
-    That holds until its batch ends: in a tail of few long trajectories utilization rises between two that finish.
+    That holds until its batch ends: in a tail of few long trajectories utilization rises between two that finish. While
+    some wait for a tool without their KV, a fall may be only theirs, and is none.
     """
     state.checked_at_s = now
     for replica in state.replicas.values():
         below = min(config.repack.kv_utilization_max, replica.kv_utilization_at_check)
-        if replica.num_waiting:
+        if replica.num_waiting or replica.num_waiting_without_kv:
             replica.in_tail = False
         elif replica.trajectories and replica.kv_utilization < below:
             replica.in_tail = True
@@ -94,5 +97,6 @@ def _is_candidate(replica: Replica) -> bool:
         and replica.loading is None
         and replica.releasing is None
         and not replica.inbound
+        and not replica.num_waiting_without_kv
         and 0 < len(replica.trajectories) < replica.decode_batch_max
     )

@@ -103,6 +103,8 @@ class Replica(msgspec.Struct):
     num_running: int = 0
     num_waiting: int = 0
     num_preemptions: int = 0
+    num_waiting_without_kv: int = 0
+    """Trajectories here that wait for a tool and whose KV is gone."""
     in_tail: bool = False
     evaluating: bool = False
     trajectories: dict[TrajectoryId, None] = {}

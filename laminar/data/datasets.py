@@ -8,7 +8,7 @@ import difflib
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -16,8 +16,8 @@ from typing import Any, NoReturn, cast
 import msgspec
 
 from laminar.control.messages import PromptId
-from laminar.data.chat import Encode, PromptText
-from laminar.data.records import Prompt
+from laminar.data.chat import Encode, Opening, PromptText
+from laminar.data.records import Problem, Prompt
 from laminar.data.rows import Place, Row, found_columns, read_rows
 
 log = logging.getLogger(__name__)
@@ -43,15 +43,16 @@ def load_prompts(
     prompt_tokens_max: int,
     prompt_key: str = "prompt",
     dedup: bool = False,
+    open_problem: Callable[[Problem], PromptText | Opening] | None = None,
 ) -> DataSet:
-    """Read the files in order; prompt ids count from 0 over those kept.
+    """Read the files in order; prompt ids count from 0 over those kept. `open_problem`: the environment's.
 
     Duplicates are counted and warned of; `dedup` keeps the first of each. Raises ValueError naming file, row and
     column for a row that does not fit, and if nothing is left.
     """
     if not files:
         raise ValueError("no file to read prompts from; name one in data.train_files (held-out: data.val_files)")
-    loading = _Loading(encode, prompt_tokens_max, prompt_key, dedup)
+    loading = _Loading(encode, prompt_tokens_max, prompt_key, dedup, open_problem)
     for file in files:
         _load_file(loading, file)
     loaded = loading.result()
@@ -79,6 +80,7 @@ class _Loading:
     prompt_tokens_max: int
     prompt_key: str
     dedup: bool
+    open_problem: Callable[[Problem], PromptText | Opening] | None
     prompts: list[Prompt] = field(default_factory=list[Prompt])
     seen: dict[bytes, _Seen] = field(default_factory=dict[bytes, _Seen])
     num_rows: int = 0
@@ -104,10 +106,14 @@ def _load_row(loading: _Loading, reader: "_RowReader") -> None:
     text = reader.prompt()
     ground_truth = reader.ground_truth()
     data_source, extra_info = reader.data_source(), reader.extra_info()
-    key = hashlib.blake2b(json.dumps(text, sort_keys=True, default=str).encode(), digest_size=16).digest()
+    opening: PromptText | Opening = text
+    if loading.open_problem is not None:
+        opening = reader.open(loading.open_problem, Problem(text, data_source, ground_truth, extra_info))
+    as_read = [opening.messages, opening.tools] if isinstance(opening, Opening) else opening
+    key = hashlib.blake2b(json.dumps(as_read, sort_keys=True, default=str).encode(), digest_size=16).digest()
     seen = loading.seen.get(key)
     if seen is None:
-        seen = loading.seen[key] = _Seen(reader.encode(loading.encode, text), ground_truth)
+        seen = loading.seen[key] = _Seen(reader.encode(loading.encode, opening), ground_truth)
     else:
         loading.num_duplicates += 1
         loading.num_conflicting += seen.ground_truth != ground_truth
@@ -163,9 +169,19 @@ class _RowReader:
             self._refuse("extra_info.index", "a whole number or text", index)
         return extra_info
 
-    def encode(self, encode: Encode, text: PromptText) -> tuple[int, ...]:
+    def open(self, open_problem: Callable[[Problem], PromptText | Opening], problem: Problem) -> PromptText | Opening:
+        """The first messages by the environment, which may find fault with the row."""
         try:
-            token_ids = tuple(encode(text))
+            return open_problem(problem)
+        except ValueError as error:
+            raise ValueError(f"{self._file}, {self._place}: {error}") from error
+
+    def encode(self, encode: Encode, opening: PromptText | Opening) -> tuple[int, ...]:
+        try:
+            if isinstance(opening, Opening):
+                token_ids = tuple(encode(opening.messages, opening.tools))
+            else:
+                token_ids = tuple(encode(opening))
         except (ValueError, TypeError) as error:  # a lone surrogate is no text for a tokenizer
             raise ValueError(f"{self._where(self._prompt_key)}: {error}") from error
         if not token_ids:

@@ -7,6 +7,15 @@ import msgspec
 from laminar.control.messages import GroupId, Loaded, LoadFailed, PromptId, Released, ReplicaReport, TrajectoryId
 
 
+class Problem(msgspec.Struct, frozen=True):
+    """One row of a data set, as the file has it; `prompt` is chat messages or plain text."""
+
+    prompt: list[dict[str, str]] | str
+    data_source: str
+    ground_truth: Any
+    extra_info: dict[str, Any]
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """One row of a data set, tokenised once.
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, cast
 import msgspec
 
 from laminar.envs import math_answer
-from laminar.envs.user_code import load_named
+from laminar.envs.user_code import BUILT_IN_ENVIRONMENT, load_named
 from laminar.parent_death import die_with
 
 if TYPE_CHECKING:
@@ -80,10 +80,17 @@ def main(fd: int, parent_pid: int, named: str | None) -> None:
 
 
 def load_compute_score(named: str | None) -> ComputeScore:
-    """The user's function, or the rule of math_answer.py. Raises ValueError if it takes other arguments than verl's."""
+    """The user's function, an environment's score(), or the rule of math_answer.py.
+
+    Raises ValueError if it takes other arguments than verl's.
+    """
     if named is None:
         return math_answer.compute_score
+    if named == BUILT_IN_ENVIRONMENT:
+        return _score_of_environment(named)
     function = load_named(named, SETTING)
+    if isinstance(function, type):
+        return _score_of_environment(named)
     if not callable(function):
         raise ValueError(f"{SETTING}={named} is a {type(function).__name__}; it must be a function")
     try:
@@ -98,6 +105,12 @@ def load_compute_score(named: str | None) -> ComputeScore:
             f"it has {signature}: {error}"
         ) from error
     return function
+
+
+def _score_of_environment(named: str) -> ComputeScore:
+    from laminar.envs.env import load_environment  # only a run with an environment pays for it
+
+    return load_environment(named).score
 
 
 class _Scorer:

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+BUILT_IN_ENVIRONMENT = "math_with_code"
+"""Stands for the environment that comes with Laminar where a `path.py:Class` may stand."""
+
 
 def load_named(named: str, setting: str) -> object:
     """The object called `name` in the file; `setting` is what the user wrote it into, for error messages.

@@ -65,7 +65,7 @@ class LiveDisplay:
 
 
 def render(config: Config, history: History, num_steps: int | None, now: float, state: ClusterState) -> RenderableType:
-    paced = f" · paced as {config.engine.paced.accelerator}" if config.engine.paced else ""
+    paced = f" · paced as {config.paced.accelerator}" if config.paced else ""
     title = Text.assemble(("laminar ", "bold"), f"{config.run_dir} · {config.schedule.kind}{paced}")
     parts: list[RenderableType] = [title, _progress(history, num_steps, now, state), _numbers(history, now, state)]
     parts.append(_replicas(state))

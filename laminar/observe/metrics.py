@@ -1,4 +1,4 @@
-"""Writes metrics to metrics.jsonl and TensorBoard, and computes those that the control plane's state tells."""
+"""Writes metrics to metrics.jsonl and elsewhere, and computes those that the control plane's state tells."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from laminar.control.state import UNFINISHED, ClusterState, TrainerPhase, Trajec
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metric_names import is_listed
 from laminar.observe.tensorboard import ScalarFile
+from laminar.observe.weights_and_biases import WandbRun
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -27,11 +28,12 @@ class MetricsRow(msgspec.Struct, frozen=True):
 class MetricsWriter:
     """Appends to the run's metrics; a line is whole on disk when write() returns."""
 
-    def __init__(self, run_dir: Path, *, tensorboard: bool) -> None:
+    def __init__(self, run_dir: Path, *, tensorboard: bool, wandb: WandbRun | None = None) -> None:
         self._run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / METRICS_FILE).open("ab", buffering=0)
-        self._scalars = ScalarFile(run_dir / TENSORBOARD_FOLDER) if tensorboard else None
+        self._others: list[ScalarFile | WandbRun] = [ScalarFile(run_dir / TENSORBOARD_FOLDER)] if tensorboard else []
+        self._others += [wandb] if wandb is not None else []
 
     def write(self, step: int, now: float, values: Mapping[str, float]) -> None:
         """Raises ValueError for a name that is not in the list, so that the list stays complete."""
@@ -40,8 +42,8 @@ class MetricsWriter:
             raise ValueError(f"{', '.join(unknown)}: no such metric; add it to laminar/observe/metric_names.py")
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(msgspec.json.encode(MetricsRow(step, now, finite)) + b"\n")
-        if self._scalars is not None:
-            self._scalars.write(step, {name: value for name, value in finite.items() if value is not None})
+        for other in self._others:
+            other.write(step, {name: value for name, value in finite.items() if value is not None})
 
     def undo(self, step: int) -> None:
         """Take back the lines of later steps than this one: the trainer went back to it, and they come again."""
@@ -52,13 +54,13 @@ class MetricsWriter:
         unfinished.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
         unfinished.rename(path)
         self._file = path.open("ab", buffering=0)
-        if self._scalars is not None:
-            self._scalars.undo(step)
+        for other in self._others:
+            other.undo(step)
 
     def close(self) -> None:
         self._file.close()
-        if self._scalars is not None:
-            self._scalars.close()
+        for other in self._others:
+            other.close()
 
 
 def read_metrics(run_dir: Path) -> list[MetricsRow]:

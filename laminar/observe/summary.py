@@ -79,7 +79,7 @@ def summarize(
     peak_pss_bytes: int | None,
 ) -> Summary:
     """From what is known so far; a run need not have ended."""
-    counters, paced = state.counters, config.engine.paced
+    counters, paced = state.counters, config.paced
     begin_s = history.generating_since_s or 0.0
     end_s = history.steps[-1].ended_at_s if history.steps else begin_s
     train_s = end_s - begin_s

@@ -41,5 +41,9 @@ def take(link: Link, hello: Hello, shelf: Shelf, transport: Transport) -> None:
             shelf.add_chunk(stream, index, inlet.receive(index, stream.targets(index), what))
         shelf.end(stream, link.receive_header(Kind.END).checksum)
         link.send(Kind.DONE)
+    except BaseException:
+        # A peer that was given up may still write there, if it writes at all: not into another version.
+        stream.stored.segment.is_tainted |= transport.writes_remotely
+        raise
     finally:
         shelf.leave(link)

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,9 @@ from laminar.relay.handshake import Credentials, Purpose, introduce
 from laminar.relay.links import Kind, Link, LinkRefused, decode
 from laminar.relay.manifest import LeasedVersion, Manifest
 from laminar.relay.segments import map_read_only
+
+if TYPE_CHECKING:
+    from laminar.relay.pinning import Pinned
 
 RETRY_S = 0.02
 SOCKET_NAME_BYTES_MAX = 107
@@ -79,12 +83,17 @@ class Reader:
     at the next lease, so that their memory does not outlive their use.
     """
 
-    def __init__(self, run_id: str, machine: int, token: bytes) -> None:
+    def __init__(self, run_id: str, machine: int, token: bytes, *, pin: bool = False) -> None:
+        """pin: for an accelerator; each segment is pinned when it is mapped."""
         self._run_id = run_id
         self._machine = machine
         self._token = token
+        self._pin = pin
         self._mappings: dict[int, mmap.mmap] = {}
         """By the segment's id."""
+        self._descriptors: dict[int, int] = {}
+        """Of the mapped segments: other processes of this machine can open a segment only while one is."""
+        self._pinned: dict[int, Pinned] = {}
 
     @contextmanager
     def lease(self, version: int | None, deadline_s: float) -> Iterator[LeasedVersion]:
@@ -107,14 +116,15 @@ class Reader:
                     f"the relay of run {self._run_id!r} on machine {self._machine}: {error}"
                 ) from error
             with self._lend(segment, lent.manifest) as data:
-                yield LeasedVersion(lent.manifest, checksum, data)
+                path = f"/proc/{os.getpid()}/fd/{self._descriptors[segment]}"
+                yield LeasedVersion(lent.manifest, checksum, data, path=path)
         finally:
             if link is not None:
                 link.close()
 
     def close(self) -> None:
         """Unmap everything. A mapping that someone in this process still looks at goes with their last reference."""
-        for segment in list(self._mappings):
+        for segment in list(self._descriptors):
             self._unmap(segment)
 
     def _ask(self, link: Link, version: int | None) -> tuple[Lent, int, int]:
@@ -125,13 +135,16 @@ class Reader:
         try:
             lent = decode(payload, Lent, link.peer)
             known = os.fstat(fd)
-            for gone in [segment for segment in self._mappings if segment not in lent.segments]:
+            for gone in [segment for segment in self._descriptors if segment not in lent.segments]:
                 self._unmap(gone)
             if known.st_ino not in self._mappings:
-                self._mappings[known.st_ino] = map_read_only(fd, known.st_size)
+                self._unmap(known.st_ino)
+                self._map(known.st_ino, fd, known.st_size)
+                self._descriptors[known.st_ino], fd = fd, -1
             return lent, header.checksum, known.st_ino
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
     @contextmanager
     def _lend(self, segment: int, manifest: Manifest) -> Iterator[memoryview]:
@@ -153,9 +166,21 @@ class Reader:
                     "it; copy what you need inside the block"
                 )
 
+    def _map(self, segment: int, fd: int, num_bytes: int) -> None:
+        mapping = self._mappings[segment] = map_read_only(fd, num_bytes)
+        if self._pin:
+            from laminar.relay.pinning import Pinned  # Needs torch, and an accelerator.
+
+            self._pinned[segment] = Pinned(memoryview(mapping))
+
     def _unmap(self, segment: int) -> None:
-        with suppress(BufferError):
-            self._mappings.pop(segment).close()
+        if (pinned := self._pinned.pop(segment, None)) is not None:
+            pinned.release()
+        if (descriptor := self._descriptors.pop(segment, None)) is not None:
+            os.close(descriptor)
+        if (mapping := self._mappings.pop(segment, None)) is not None:
+            with suppress(BufferError):
+                mapping.close()
 
 
 def _release(view: memoryview, mapping: mmap.mmap) -> bool:

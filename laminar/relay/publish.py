@@ -107,6 +107,10 @@ class Publisher:
         self._segments = [Segment() for _ in range(NUM_SLOTS)]
         for segment in self._segments:
             segment.reserve(num_bytes)
+            if any(tensor.is_cuda for _, tensor in named):
+                from laminar.relay.pinning import Pinned  # Needs an accelerator.
+
+                segment.before_close.append(Pinned(segment.view).release)
         places = _places(self._entries, rows, self._shard)
         self._targets = [_targets_in(segment, places, dtypes) for segment in self._segments]
         self._forms, self._dtype, self._rows = forms, dtype, rows

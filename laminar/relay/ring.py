@@ -64,6 +64,7 @@ class Ring:
         self._stored: dict[int, StoredVersion] = {}
         self._retained: frozenset[int] = frozenset()
         self._free: list[Segment] = []
+        self._tainted: list[Segment] = []
 
     @property
     def complete_versions(self) -> list[int]:
@@ -139,7 +140,7 @@ class Ring:
 
     def close(self) -> None:
         """Give back all memory; readers keep what they mapped."""
-        for segment in [*self._free, *(stored.segment for stored in self._stored.values())]:
+        for segment in [*self._free, *self._tainted, *(stored.segment for stored in self._stored.values())]:
             segment.close()
         self._free.clear()
         self._stored.clear()
@@ -160,7 +161,10 @@ class Ring:
             self._recycle(stored.segment)
 
     def _recycle(self, segment: Segment) -> None:
-        if self.num_segments > self.num_versions_kept:
+        if segment.is_tainted:
+            # It stays as it is, counts against the ring, and is given back when the relay ends.
+            self._tainted.append(segment)
+        elif self.num_segments > self.num_versions_kept:
             segment.close()
             self.num_segments -= 1
         else:

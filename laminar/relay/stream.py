@@ -112,16 +112,19 @@ def _send_from(
     if first > num_chunks:
         raise LinkError(f"{link.peer} wants chunk {first}, which version {manifest.version} has not got")
     on_progress(min(first * manifest.chunk_bytes, num_bytes))
-    outlet = None
-    for index in range(first, num_chunks):
-        checksum = source.wait_chunk(index, still_wanted)
-        # Only now: a source that still arrives has no memory before its first chunk.
-        outlet = outlet or transport.outlet(link, offer, source.view)
-        span = chunk_span(index, num_bytes, manifest.chunk_bytes)
-        spans = [span] if body is None else body.spans(span.start, span.stop)
-        outlet.send(index, source.view[span], spans, checksum)
-        on_progress(span.stop)
-    if outlet is not None:
-        outlet.flush()
+    if first < num_chunks:
+        # A source that still arrives has no memory before its first chunk.
+        source.wait_chunk(first, still_wanted)
+        outlet = transport.outlet(link, offer, source.view)
+        try:
+            for index in range(first, num_chunks):
+                checksum = source.wait_chunk(index, still_wanted)
+                span = chunk_span(index, num_bytes, manifest.chunk_bytes)
+                spans = [span] if body is None else body.spans(span.start, span.stop)
+                outlet.send(index, source.view[span], spans, checksum)
+                on_progress(span.stop)
+            outlet.flush()
+        finally:
+            outlet.close()
     link.send(Kind.END, checksum=source.wait_complete(still_wanted))
     link.receive(Kind.DONE)

@@ -23,6 +23,10 @@ class Outlet(Protocol):
         """Return when every chunk has been received, or is on its way in a stream that keeps order."""
         ...
 
+    def close(self) -> None:
+        """The stream ended, well or not: nothing is read from the body any more."""
+        ...
+
 
 class Inlet(Protocol):
     """The receiving end of one stream."""
@@ -37,6 +41,8 @@ class Inlet(Protocol):
 
 class Transport(Protocol):
     name: str
+    writes_remotely: bool
+    """Whether a peer writes into the segment itself, and so may go on when its stream was given up."""
 
     def inlet(self, link: Link, segment: Segment) -> Inlet: ...
 
@@ -49,6 +55,7 @@ class SocketTransport:
     """Chunks as frames over the link itself."""
 
     name = "sockets"
+    writes_remotely = False
 
     def inlet(self, link: Link, segment: Segment) -> "SocketInlet":
         return SocketInlet(link)
@@ -65,6 +72,9 @@ class SocketOutlet:
         self._link.send(Kind.CHUNK, chunk, index=index, checksum=checksum)
 
     def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

@@ -2,7 +2,7 @@
 
                 request()            take(delta)               observe(token_ids)
     DECODING ──────────► engine ──────────────► TURN_ENDED ──────────────────────► DECODING
-        ▲ request() again  │ abort                  │ None, or no room, or no turn left
+        ▲ request() again  │ abort                  │ None, or truncate(), or no turn left
         └─ INTERRUPTED ◄───┤                        ▼
                            ├─ length, stop ──► FINISHED        error ──► FAILED
 
@@ -11,7 +11,7 @@ made from text again; what an environment observes is appended with loss mask 0 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import groupby
 
@@ -33,9 +33,7 @@ class EpisodeRules(msgspec.Struct, frozen=True):
     num_turns_max: int = 1
     """1: single-turn, no environment is asked."""
     observation_tokens_max: int | None = None
-    """A longer observation is cut; none: only the response's budget cuts it."""
-    cut_mark_token_ids: tuple[int, ...] = ()
-    """Ends an observation that was cut, so that the model can tell."""
+    """None: only the response's budget limits an observation."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -76,8 +74,11 @@ class Episode:
         """Whether the length limit ended it."""
         self.cause = ""
         """Why it failed."""
+        self.asked_before = False
+        """Whether an earlier attempt may have asked the environment about the turn that has ended."""
         if self._token_ids and self._ends_turn(self._token_ids[-1], self._loss_mask[-1]):
             self._end_turn()
+            self.asked_before = self.state is EpisodeState.TURN_ENDED
         elif self.num_tokens_left == 0:
             self._finish(truncated=True)
 
@@ -100,6 +101,13 @@ class Episode:
         return max(0, self._rules.response_tokens_max - len(self._token_ids))
 
     @property
+    def num_observation_tokens_max(self) -> int:
+        """Tokens that an observation may have: it must leave room for at least one of the next turn; never negative."""
+        room = max(0, self.num_tokens_left - 1)
+        limit = self._rules.observation_tokens_max
+        return room if limit is None else min(room, limit)
+
+    @property
     def num_turns(self) -> int:
         """Turns begun."""
         in_turn = not self._token_ids or not self._ends_turn(self._token_ids[-1], self._loss_mask[-1])
@@ -120,6 +128,7 @@ class Episode:
             seed=self._task.seed,
             stop_token_ids=self._rules.stop_token_ids,
             evaluation=self._rules.evaluation,
+            may_continue=self._num_turns_ended + 1 < self._rules.num_turns_max,
         )
 
     def take(self, delta: Delta) -> None:
@@ -147,36 +156,34 @@ class Episode:
         """The turn that has just ended, for the environment."""
         assert self.state is EpisodeState.TURN_ENDED, f"{self._name} is {self.state}"
         prompt = self._task.prompt
-        begin = len(self._token_ids) - 1
-        while begin > 0 and not self._begins_turn(begin):
-            begin -= 1
+        *earlier, text = map(decode, self._own_runs())
         return Turn(
-            text=decode(self._token_ids[begin:]),
+            text=text,
             response_text=decode(self._token_ids),
             num_turns=self._num_turns_ended,
             data_source=prompt.data_source,
             ground_truth=prompt.ground_truth,
             extra_info=prompt.extra_info,
+            earlier_turns=tuple(earlier),
         )
 
     def observe(self, token_ids: Sequence[int] | None) -> None:
-        """The environment's answer, as tokens; None: the trajectory is done.
-
-        An answer that is too long is cut, its end replaced by the mark. If that leaves no room for another turn, the
-        length limit has ended the trajectory.
-        """
+        """The environment's answer, as tokens, at most `num_observation_tokens_max`; None: the trajectory is done."""
         assert self.state is EpisodeState.TURN_ENDED, f"{self._name} is {self.state}"
         if token_ids is None:
             self._finish(truncated=False)
             return
         if not token_ids:
             raise ValueError(f"{self._name}, turn {self._num_turns_ended}: an observation without tokens")
-        observation = self._cut(tuple(token_ids))
-        self._append(observation, (0.0,) * len(observation), 0)
-        if self.num_tokens_left == 0:
-            self._finish(truncated=True)
-        else:
-            self.state = EpisodeState.DECODING
+        num_tokens_max = self.num_observation_tokens_max
+        assert len(token_ids) <= num_tokens_max, f"{self._name}: {len(token_ids)} tokens, {num_tokens_max} fit"
+        self._append(token_ids, (0.0,) * len(token_ids), 0)
+        self.state = EpisodeState.DECODING
+
+    def truncate(self) -> None:
+        """No observation fits any more: the length limit has ended it."""
+        assert self.state is EpisodeState.TURN_ENDED, f"{self._name} is {self.state}"
+        self._finish(truncated=True)
 
     def fail(self, cause: str) -> None:
         """The engine or the environment gave up on it."""
@@ -216,9 +223,11 @@ class Episode:
     def _ends_turn(self, token_id: int, mask: int) -> bool:
         return mask == 1 and token_id in self._rules.stop_token_ids
 
-    def _begins_turn(self, position: int) -> bool:
-        """Whether what precedes the position is an observation."""
-        return self._loss_mask[position - 1] == 0
+    def _own_runs(self) -> Iterator[list[int]]:
+        """The tokens of each turn, without what was observed in between."""
+        for mask, tokens in groupby(zip(self._token_ids, self._loss_mask, strict=True), key=lambda token: token[1]):
+            if mask:
+                yield [token_id for token_id, _ in tokens]
 
     def _end_turn(self) -> None:
         if self._num_turns_ended >= self._rules.num_turns_max:
@@ -235,15 +244,6 @@ class Episode:
         self._logprobs += logprobs
         self._loss_mask += [mask] * len(token_ids)
         self._versions += [self._version] * len(token_ids)
-
-    def _cut(self, observation: tuple[int, ...]) -> tuple[int, ...]:
-        room = self.num_tokens_left
-        if self._rules.observation_tokens_max is not None:
-            room = min(room, self._rules.observation_tokens_max)
-        if len(observation) <= room:
-            return observation
-        mark = self._rules.cut_mark_token_ids[:room]
-        return observation[: room - len(mark)] + mark
 
     def _check_task(self) -> None:
         if len(self._token_ids) != len(self._loss_mask):

@@ -29,12 +29,15 @@ from laminar.control.messages import (
     TrajectoryId,
 )
 from laminar.data.records import Task, TokenDelta, WorkerReport
-from laminar.envs.env import Environment, ObservationFailed, observe
+from laminar.envs.env import Environment, Observation, ObservationFailed, observe
 from laminar.relay.chunks import version_checksum
 from laminar.relay.lease import RelayUnreachable, VersionGone
 from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.engine import Delta, Engine, WrongWeights
 from laminar.rollout.episode import Episode, EpisodeRules, EpisodeState
+from laminar.rollout.observations import encode_observation
+
+LONG_OBSERVATION_CHARACTERS = 10_000
 
 Lease = Callable[[int], AbstractContextManager[LeasedVersion]]
 """Maps a version of the machine's relay for as long as the context lasts."""
@@ -83,6 +86,7 @@ class RolloutWorker:
         self._outbox: list[WorkerReport] = []
         self._urgent = asyncio.Event()
         self._reported_at_s = 0.0
+        self._last_words_said = False
         self._decoding: asyncio.Task[None] | None = None
 
     def start(self) -> ReplicaStarted:
@@ -97,16 +101,25 @@ class RolloutWorker:
         for task in tasks:
             episode = Episode(task, rules, self._version)
             self._episodes[task.trajectory] = episode
+            if episode.asked_before and self._turns is not None and not self._turns.environment.repeatable:
+                name = type(self._turns.environment).__name__
+                episode.fail(f"environment: its replica was lost while {name}, which is not repeatable, was asked")
             self._go_on(episode)
 
     async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
-        """Stop these; their last tokens, and where they stopped, leave in a Released."""
+        """Stop these; their last tokens, and where they stopped, leave in a Released.
+
+        One whose environment has been asked, and must not be asked twice, stays.
+        """
         held = [self._episodes[id] for id in trajectories if id in self._episodes]
+        if self._turns is not None and not self._turns.environment.repeatable:
+            held = [e for e in held if e.state is not EpisodeState.TURN_ENDED]
         for episode in held:
             observing = self._observing.pop(episode.trajectory, None)
             if observing is not None and not observing.cancel():
                 observing.result()
-        for delta in await self._engine.abort([e.trajectory for e in held if e.state is EpisodeState.DECODING]):
+        # KV that is kept for one that waits is given up too.
+        for delta in await self._engine.abort([e.trajectory for e in held]):
             self._take(delta)
         self._outbox.append(self._report())
         # One that is decoding still has ended in a step whose deltas are on their way: it will be reported as finished.
@@ -146,7 +159,8 @@ class RolloutWorker:
     async def reports(self) -> list[WorkerReport]:
         """What happened since the last call, in order; waits a report interval for it, or until something is urgent.
 
-        Raises what ended the decoding, or the talk with an environment, if it was an error of ours.
+        Raises what ended the decoding (EngineDied, or an error of ours) or the talk with an environment; but not before
+        a last call has returned what came until then: tokens that were decoded need not be decoded again.
         """
         wait_s = self._reported_at_s + self._report_interval_s - time.monotonic()
         if wait_s > 0:
@@ -154,10 +168,13 @@ class RolloutWorker:
                 async with asyncio.timeout(wait_s):
                     await self._urgent.wait()
         assert self._decoding is not None, "start() comes first"
+        self._urgent.clear()
         for task in (self._decoding, *self._observing.values()):
             if task.done():
-                task.result()
-        self._urgent.clear()
+                if self._last_words_said:
+                    task.result()
+                self._last_words_said = True
+                self._urgent.set()
         self._reported_at_s = time.monotonic()
         reports, self._outbox = [*self._outbox, self._report()], []
         return reports
@@ -211,13 +228,27 @@ class RolloutWorker:
         """Ask the environment about the turn that ended, and go on with its answer."""
         assert self._turns is not None, f"trajectory {episode.trajectory} has turns and there is no environment"
         try:
-            turn = episode.turn(self._turns.decode)
-            text = await observe(self._turns.environment, turn, timeout_s=self._turns.timeout_s)
-            episode.observe(self._turns.encode(text) if text is not None else None)
+            answer = await observe(
+                self._turns.environment, episode.turn(self._turns.decode), timeout_s=self._turns.timeout_s
+            )
+            token_ids = await self._encode(answer, episode.num_observation_tokens_max) if answer is not None else None
+            if answer is not None and token_ids is None:
+                episode.truncate()
+            else:
+                episode.observe(token_ids)
         except (ObservationFailed, ValueError) as error:
             episode.fail(f"environment: {error}")
         del self._observing[episode.trajectory]
         self._go_on(episode)
+        if episode.state is not EpisodeState.DECODING:
+            await self._engine.abort([episode.trajectory])  # it has ended, and its KV may have been kept
+
+    async def _encode(self, answer: Observation, num_tokens_max: int) -> Sequence[int] | None:
+        """In a thread if it is long, since it may then have to be encoded more than once."""
+        assert self._turns is not None, "there is an answer"
+        if len(answer.text) <= LONG_OBSERVATION_CHARACTERS:
+            return encode_observation(answer, self._turns.encode, num_tokens_max=num_tokens_max)
+        return await asyncio.to_thread(encode_observation, answer, self._turns.encode, num_tokens_max=num_tokens_max)
 
     def _send(self, event: Released | Loaded | LoadFailed) -> None:
         self._outbox.append(WorkerReport(event, ()))
@@ -238,6 +269,7 @@ class RolloutWorker:
         failed = [e for e in self._ended if e.state is EpisodeState.FAILED]
         self._ended = []
         stats = self._engine.stats()
+        num_waiting_for_tool = sum(e.state is EpisodeState.TURN_ENDED for e in self._episodes.values())
         event = ReplicaReport(
             self._replica,
             stats.kv_utilization,
@@ -247,6 +279,7 @@ class RolloutWorker:
             tuple(progress),
             tuple(Finished(e.trajectory, e.attempt, e.num_tokens, e.truncated) for e in finished),
             tuple(Failed(e.trajectory, e.attempt, e.cause) for e in failed),
+            max(0, num_waiting_for_tool - stats.num_kept),
         )
         return WorkerReport(event, tuple(tokens))
 

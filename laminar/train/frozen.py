@@ -21,6 +21,6 @@ class FrozenPolicy:
 
     @torch.no_grad()
     def logprobs(self, micro_batch: MicroBatch, temperature: float) -> Tensor:
-        """Of the trained tokens, nats: [num_tokens]."""
+        """Of the trained tokens, nats: [num_trained_tokens]."""
         logprobs, _ = self._policy(micro_batch, temperature)
         return logprobs

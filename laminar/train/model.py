@@ -9,6 +9,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from laminar.config import TrainerConfig
+from laminar.train.packed_attention import PACKED_ATTENTION, register_packed_attention
 
 MODEL_TYPES = ("qwen2", "qwen3", "llama")
 
@@ -20,8 +21,9 @@ def load_model(path: Path) -> PreTrainedModel:
     model_type = AutoConfig.from_pretrained(path, local_files_only=True).model_type
     if model_type not in MODEL_TYPES:
         raise ValueError(f"model.path={path} is of type {model_type!r}; Laminar trains {', '.join(MODEL_TYPES)}")
+    register_packed_attention()
     model: Any = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        path, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, local_files_only=True
     )
     # A padding id may be a real token (the stop token, often), and an embedding's padding_idx gets no gradient.
     model.get_input_embeddings().padding_idx = None

@@ -25,13 +25,14 @@ from laminar.train.ranks import Ranks, compute_dtype
 class Policy(nn.Module):
     """A causal LM. Every rank calls it equally often, since a call gathers weights from all."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, float32_head: bool) -> None:
         super().__init__()
         self.model = model
+        self._float32_head = float32_head
 
     def forward(self, micro_batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probs (nats, with gradient) and entropies (without) of the trained tokens: [num_tokens]."""
-        return token_logprobs(self.model, micro_batch, temperature)
+        """Log-probs (nats, with gradient) and entropies (without) of the trained tokens: [num_trained_tokens]."""
+        return token_logprobs(self.model, micro_batch, temperature, float32_head=self._float32_head)
 
     def weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every weight under its Hugging Face name, tied ones once."""
@@ -43,7 +44,7 @@ class Policy(nn.Module):
 
 def build_policy(config: Config, ranks: Ranks) -> Policy:
     """The initial weights, float32, on the ranks' device; each rank reads the whole model once and keeps its rows."""
-    policy = Policy(load_model(config.model.path))
+    policy = Policy(load_model(config.model.path), float32_head=config.trainer.float32_head)
     layers = _layers(policy.model)
     if config.trainer.activation_checkpointing:
         for layer in layers:

@@ -37,7 +37,7 @@ from laminar.train.losses.build import build_loss
 from laminar.train.losses.loss import TokenBatch
 from laminar.train.mini_batch import MiniBatch, prepare
 from laminar.train.model import build_optimizer
-from laminar.train.packing import MicroBatch, lay_out, num_tokens
+from laminar.train.packing import MicroBatch, lay_out, lay_out_text, num_tokens
 from laminar.train.policy import build_policy, held, held_rows, whole
 from laminar.train.ranks import ALONE, Ranks, compute_dtype, publish_dtype
 from laminar.train.sharded_state import State, read_state, write_state
@@ -237,15 +237,11 @@ class Trainer:
     def probe(self) -> Probe:
         """The log-probs that anyone who serves these weights must find, at temperature 1. Every rank takes part."""
         vocabulary = self.model.config.vocab_size
-        token_ids = torch.tensor(
-            [(2 * i + 1) * vocabulary // (2 * NUM_PROBE_TOKENS) for i in range(NUM_PROBE_TOKENS)],
-            device=self.ranks.device,
-        )
-        predictors = torch.arange(NUM_PROBE_TOKENS - 1, device=self.ranks.device)
-        rows, unknown = torch.zeros_like(predictors), torch.zeros(NUM_PROBE_TOKENS - 1)
-        logprobs, _ = self.policy(MicroBatch(token_ids[None], predictors, token_ids[1:], unknown, rows), 1.0)
+        token_ids = [(2 * i + 1) * vocabulary // (2 * NUM_PROBE_TOKENS) for i in range(NUM_PROBE_TOKENS)]
+        with self.ranks.device:
+            logprobs, _ = self.policy(lay_out_text(token_ids), 1.0)
         tolerance = PROBE_TOLERANCE[compute_dtype(self.config.trainer)]
-        return Probe(tuple(token_ids.tolist()), tuple(logprobs.tolist()), tolerance)
+        return Probe(tuple(token_ids), tuple(logprobs.tolist()), tolerance)
 
     def state(self) -> State:
         """All that the next update depends on, by name. Weights and optimizer are the very tensors, not copies."""

@@ -1,11 +1,16 @@
 """The repack plan, replica by replica."""
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laminar.config import Config, DataConfig, ModelConfig
 from laminar.control.messages import CommandId, MachineId, ReplicaId, TrajectoryId
-from laminar.control.repack import Migration, plan_repack
-from laminar.control.state import Replica
+from laminar.control.repack import Migration, check, plan_repack
+from laminar.control.state import ClusterState, Replica
+
+CONFIG = Config(model=ModelConfig(path=Path("unused")), data=DataConfig(train_files=(Path("unused"),)))
 
 
 def make_replica(id: int, num_trajectories: int, kv_utilization: float, *, version: int = 1, bound: int = 8) -> Replica:
@@ -74,3 +79,30 @@ def test_a_plan_never_overfills(shapes: list[tuple[int, float, int]]):
         assert sum(len(r.trajectories) for r in received) <= 8
         assert sum(r.kv_utilization for r in received) <= 0.99 + 1e-9
         assert len({r.version for r in received}) == 1
+
+
+def test_one_whose_waiting_trajectories_lost_their_kv_is_no_candidate():
+    """What it holds would not tell how much room they need elsewhere."""
+    without, other = make_replica(0, 2, 0.1), make_replica(1, 2, 0.2)
+    assert plan(without, other) == [(0, 1)]
+    without.num_waiting_without_kv = 1
+    assert plan(without, other) == []
+
+
+def test_kv_that_was_given_up_by_those_that_wait_is_no_tail():
+    """Utilization falls, and nobody has finished."""
+    replica = make_replica(0, 4, 0.3)
+    replica.in_tail, replica.kv_utilization_at_check = False, 0.6
+    replica.num_waiting_without_kv = 2
+    state = ClusterState(replicas={replica.id: replica})
+    check(state, CONFIG, now=5.0)
+    assert not replica.in_tail
+    replica.num_waiting_without_kv, replica.kv_utilization = 0, 0.2
+    check(state, CONFIG, now=10.0)
+    assert replica.in_tail
+
+
+def test_trajectories_that_wait_count_against_the_decode_batch_bound():
+    waiting = make_replica(0, 5, 0.1)
+    assert plan(waiting, make_replica(1, 2, 0.2, bound=6)) == [(1, 0)]
+    assert plan(waiting, make_replica(1, 4, 0.2, bound=8)) == []

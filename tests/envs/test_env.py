@@ -1,10 +1,11 @@
 import asyncio
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from laminar.envs.env import ObservationFailed, Turn, load_environment, observe
+from laminar.envs.env import Environment, Observation, ObservationFailed, Turn, load_environment, observe
 
 TWO_TURN = Path(__file__).parent / "two_turn.py"
 
@@ -20,13 +21,11 @@ def ask(environment, num_turns=1, timeout_s=5.0):
 @pytest.mark.parametrize("name", ["TwoTurn", "AsyncTwoTurn"])
 def test_an_environment_answers_or_ends_the_trajectory(name):
     environment = load_environment(f"{TWO_TURN}:{name}")
-    assert ask(environment) == "<output>4</output>"
+    assert ask(environment) == Observation(("", "<output>4</output>", ""))
     assert ask(environment, num_turns=2) is None
 
 
-class Failing:
-    turn_ends = ()
-
+class Failing(Environment):
     def __init__(self, act):
         self.observe = act
 
@@ -58,6 +57,32 @@ def test_a_timeout_of_the_environments_own_is_not_ours():
         ask(Failing(act))
 
 
+def test_an_environment_that_hangs_is_in_nobody_s_way():
+    """It cannot be ended, but the next turn has a thread of its own, however many hang."""
+
+    async def hang_often():
+        gate = threading.Event()
+        hung = Failing(lambda _: gate.wait())
+        asked = await asyncio.gather(*(observe(hung, turn(), timeout_s=0.2) for _ in range(60)), return_exceptions=True)
+        answer = await observe(load_environment(f"{TWO_TURN}:TwoTurn"), turn(), timeout_s=5)
+        gate.set()
+        return asked, answer
+
+    asked, answer = asyncio.run(hang_often())
+    assert {type(outcome) for outcome in asked} == {ObservationFailed}
+    assert answer is not None
+
+
+def test_an_environment_that_ends_its_thread_is_named():
+    def leave(_):
+        raise SystemExit(3)
+
+    with pytest.raises((ObservationFailed, SystemExit)):
+        ask(Failing(leave))
+    with pytest.raises(ObservationFailed, match="StopIteration"):
+        ask(Failing(lambda _: next(iter(()))))
+
+
 def test_a_slow_environment_does_not_block_the_others():
     async def both():
         slow = Failing(lambda _: time.sleep(0.3))
@@ -71,17 +96,23 @@ def test_a_slow_environment_does_not_block_the_others():
 @pytest.mark.parametrize(
     ("content", "cause"),
     [
-        ("class Env:\n    turn_ends = ()", "lacks observe"),
-        ("class Env:\n    def observe(self, turn): ...", "lacks turn_ends"),
-        ("class Env: ...", "lacks turn_ends and observe"),
-        ("class Env:\n    turn_ends = '</code>'\n    def observe(self, turn): ...", "must be a tuple of texts"),
+        ("class Env(Environment): ...", "lacks observe"),
+        ("class Env:\n    def observe(self, turn): ...", r"write `class Env\(Environment\)`"),
+        (
+            "class Env(Environment):\n    turn_ends = '</code>'\n    def observe(self, turn): ...",
+            "must be a tuple of texts",
+        ),
+        (
+            "class Env(Environment):\n    def __init__(self, x): ...\n    def observe(self, turn): ...",
+            "raised TypeError",
+        ),
         ("Env = 3", "is a int; it must be a class"),
-        ("class Environment: ...", "defines no 'Env'; it has Environment"),
+        ("class Elsewhere: ...", "defines no 'Env'"),
     ],
 )
 def test_a_class_that_is_no_environment_is_told_what_it_lacks(tmp_path, content, cause):
     file = tmp_path / "my_env.py"
-    file.write_text(content)
+    file.write_text(f"from laminar.envs.env import Environment\n{content}")
     with pytest.raises(ValueError, match=cause) as caught:
         load_environment(f"{file}:Env")
     assert "rollout.environment=" in str(caught.value)

@@ -1,9 +1,9 @@
 """A fake environment with two turns: the first is answered with a number to add, the second ends the trajectory."""
 
-from laminar.envs.env import Turn
+from laminar.envs.env import Environment, Turn
 
 
-class TwoTurn:
+class TwoTurn(Environment):
     turn_ends = ("</code>",)
 
     def observe(self, turn: Turn) -> str | None:
@@ -12,8 +12,6 @@ class TwoTurn:
         return None
 
 
-class AsyncTwoTurn:
-    turn_ends = ()
-
+class AsyncTwoTurn(Environment):
     async def observe(self, turn: Turn) -> str | None:
         return TwoTurn().observe(turn)

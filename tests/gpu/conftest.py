@@ -1,14 +1,6 @@
-"""Skips visibly where there is no accelerator; the trainer's fixtures serve here as well."""
+"""The trainer's tiny models and sampled trajectories, and a run and relays, as their own tests have them."""
 
-import pytest
-import torch
-
+from tests.relay.conftest import run_id, start_relay
 from tests.train.conftest import make_config, make_model, qwen2_path, sample
 
-__all__ = ["make_config", "make_model", "qwen2_path", "sample"]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _an_accelerator() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device here")
+__all__ = ["make_config", "make_model", "qwen2_path", "run_id", "sample", "start_relay"]

@@ -1,13 +1,18 @@
 """One rank on an accelerator: FSDP2 with NCCL does what the CPU does, and bfloat16 stays near the engine."""
 
 import pytest
+import torch
 
 from laminar.train.ranks import ALONE
 from laminar.train.trainer import Trainer
 from tests.train.rank_processes import on_ranks
 from tests.train.rank_work import gradients_of, restored, train_steps
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+    pytest.mark.timeout(600),
+]
 
 
 def test_a_step_in_float32_is_that_of_the_cpu(qwen2_path, make_config, sample, tmp_path):

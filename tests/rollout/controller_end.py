@@ -38,6 +38,7 @@ from laminar.control.messages import (
 from laminar.data.prompt_pool import PromptPool
 from laminar.data.records import Experience, Prompt
 from laminar.data.tokens import text_encoder
+from laminar.envs.sandbox.sandbox import NoSandbox, Sandbox
 from laminar.rollout.build import build_worker
 from laminar.rollout.engines.engine import Engine
 from laminar.rollout.episode import EpisodeRules
@@ -145,15 +146,27 @@ class Controller:
 class Replica:
     """A rollout worker and the pump that listens to it; alive inside `async with`."""
 
-    def __init__(self, id: int, controller: Controller, lease: Lease, *, worker: RolloutWorker | None = None) -> None:
+    def __init__(
+        self,
+        id: int,
+        controller: Controller,
+        lease: Lease,
+        *,
+        worker: RolloutWorker | None = None,
+        sandbox: Sandbox | None = None,
+    ) -> None:
         self.controller = controller
-        self.worker = worker or build_worker(ReplicaId(id), MachineId(0), controller.config, lease)
+        self.worker: RolloutWorker
+        self._id, self._lease, self._given = ReplicaId(id), lease, worker
+        self._sandbox = sandbox or NoSandbox()
         self.events: list[ReplicaReport | Released | Loaded | LoadFailed] = []
         self.finished: dict[TrajectoryId, Finished] = {}
         self.failed: dict[TrajectoryId, Failed] = {}
         self.listening: asyncio.Task[None]
 
     async def __aenter__(self) -> Self:
+        config = self.controller.config
+        self.worker = self._given or await build_worker(self._id, MachineId(0), config, self._lease, self._sandbox)
         self.worker.start()
         self.listening = asyncio.create_task(self._listen())
         return self

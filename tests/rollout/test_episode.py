@@ -13,7 +13,6 @@ from laminar.rollout.episode import Episode, EpisodeRules, EpisodeState
 TWO_TURN = Path(__file__).parents[1] / "envs" / "two_turn.py"
 EOS, CODE_END = 0, 1
 PROMPT = Prompt(4, (50, 51), "sums", "4", {"tool_output": 7})
-MARK = (90, 91)
 
 
 def rules(**changes) -> EpisodeRules:
@@ -180,43 +179,46 @@ def test_the_last_turn_is_not_answered():
     assert (episode.state, episode.truncated) == (EpisodeState.FINISHED, False)
 
 
-def test_an_observation_over_the_budget_is_cut_marked_and_ends_the_trajectory():
-    """P38: a tool prints a megabyte."""
-    episode = two_turn(response_tokens_max=8, cut_mark_token_ids=MARK)
-    episode.take(delta(60, CODE_END, stop="stop"))
-    episode.observe([70] * 1_000_000)
-    assert (episode.num_tokens, episode.num_tokens_left) == (8, 0)
-    assert (episode.state, episode.truncated) == (EpisodeState.FINISHED, True)
-    assert only(episode).token_ids == (60, CODE_END, 70, 70, 70, 70, *MARK)
-
-
-def test_an_observation_with_its_own_limit_leaves_room_for_the_next_turn():
-    episode = two_turn(observation_tokens_max=3, cut_mark_token_ids=MARK)
-    episode.take(delta(CODE_END, stop="stop"))
-    episode.observe([70] * 10)
-    assert only(episode).token_ids == (CODE_END, 70, *MARK)
-    assert episode.request().num_new_tokens_max == 16
-
-
-def test_the_budget_is_never_negative():
+def test_an_observation_leaves_room_for_the_next_turn_or_the_trajectory_ends():
     for limit in range(2, 8):
-        episode = two_turn(response_tokens_max=limit, cut_mark_token_ids=MARK)
+        episode = two_turn(response_tokens_max=limit)
         episode.take(delta(60, CODE_END, stop="stop"))
+        room = episode.num_observation_tokens_max
+        assert room == max(0, limit - 3)
+        if room == 0:
+            episode.truncate()
+            assert (episode.state, episode.truncated, episode.num_tokens) == (EpisodeState.FINISHED, True, 2)
+            continue
+        episode.observe([70] * room)
+        assert episode.request().num_new_tokens_max == 1
+
+
+def test_an_observation_may_have_a_limit_of_its_own():
+    episode = two_turn(observation_tokens_max=3)
+    episode.take(delta(CODE_END, stop="stop"))
+    assert episode.num_observation_tokens_max == 3
+    with pytest.raises(AssertionError, match="4 tokens, 3 fit"):
         episode.observe([70] * 4)
-        assert episode.num_tokens <= limit
-        if episode.state is EpisodeState.DECODING:
-            assert episode.request().num_new_tokens_max > 0
-        else:
-            assert episode.truncated
 
 
 def test_a_turn_that_uses_up_the_budget_may_still_be_the_last_one():
-    for answer, truncated in ((None, False), ([70], True)):
-        episode = two_turn(response_tokens_max=2)
-        episode.take(delta(60, CODE_END, stop="stop"))
-        episode.observe(answer)
-        assert (episode.state, episode.truncated) == (EpisodeState.FINISHED, truncated)
-        assert episode.num_tokens == 2
+    episode = two_turn(response_tokens_max=2)
+    episode.take(delta(60, CODE_END, stop="stop"))
+    assert episode.num_observation_tokens_max == 0
+    episode.observe(None)
+    assert (episode.state, episode.truncated, episode.num_tokens) == (EpisodeState.FINISHED, False, 2)
+
+
+def test_only_a_turn_that_another_may_follow_is_worth_keeping_kv_for():
+    episode = single(num_turns_max=3)
+    assert episode.request().may_continue
+    episode.take(delta(60, EOS, stop="stop"))
+    episode.observe([70])
+    assert episode.request().may_continue
+    episode.take(delta(61, EOS, stop="stop"))
+    episode.observe([70])
+    assert not episode.request().may_continue
+    assert not single().request().may_continue
 
 
 def test_an_observation_without_tokens_is_refused():
@@ -349,7 +351,7 @@ def test_two_turns_with_an_environment_train_on_the_ids_that_were_sampled(name):
 
     async def ask():
         observation = await observe(environment, episode.turn(decode), timeout_s=5)
-        episode.observe(encode(observation) if observation is not None else None)
+        episode.observe(encode(observation.text) if observation is not None else None)
 
     episode.take(delta(*sampled_first, stop="stop"))
     first = episode.turn(decode)
@@ -359,6 +361,7 @@ def test_two_turns_with_an_environment_train_on_the_ids_that_were_sampled(name):
     episode.take(delta(9, 11, EOS, stop="stop"))
     second = episode.turn(decode)
     assert second.text == "so4<eos>"
+    assert second.earlier_turns == ("<code>22+2</code>",)
     assert second.response_text == "<code>22+2</code><output>7</output>so4<eos>"
     asyncio.run(ask())
     assert (episode.state, episode.num_turns) == (EpisodeState.FINISHED, 2)
@@ -373,3 +376,5 @@ def test_the_environment_is_asked_the_same_after_a_move():
     report = only(before)
     after = Episode(task(report.token_ids, report.loss_mask, attempt=1), rules(num_turns_max=3), version=3)
     assert after.turn(decode) == before.turn(decode)
+    assert after.asked_before
+    assert not before.asked_before

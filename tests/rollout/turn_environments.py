@@ -3,12 +3,12 @@
 import time
 from pathlib import Path
 
-from laminar.envs.env import Turn
+from laminar.envs.env import Environment, Turn
 
 GATE_DEADLINE_S = 60.0
 
 
-class FirstLine:
+class FirstLine(Environment):
     """Answers the first line with a number; the rest of the response is the second turn."""
 
     turn_ends = ("\n",)

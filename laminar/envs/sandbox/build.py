@@ -3,6 +3,8 @@
 import os
 
 from laminar.config import HttpSandboxConfig, LocalSandboxConfig, SandboxConfig
+from laminar.envs.sandbox.channel import Address
+from laminar.envs.sandbox.client import SharedSandbox
 from laminar.envs.sandbox.confinement import Backend, Confinement, confinements
 from laminar.envs.sandbox.inside.limits import Limits
 from laminar.envs.sandbox.pool import LocalSandbox
@@ -21,6 +23,17 @@ async def start_sandbox(config: SandboxConfig) -> Sandbox:
     match config:
         case LocalSandboxConfig():
             return await _start_local(config)
+        case HttpSandboxConfig():
+            from laminar.envs.sandbox.http import HttpSandbox  # another's client, so only when chosen
+
+            return HttpSandbox(config)
+
+
+def reach_sandbox(config: SandboxConfig, address: Address) -> Sandbox:
+    """As one process of a machine uses it: the machine's own, or the service elsewhere. Starts nothing."""
+    match config:
+        case LocalSandboxConfig():
+            return SharedSandbox(address, deadline_s=config.queue_deadline_s + config.wall_s)
         case HttpSandboxConfig():
             from laminar.envs.sandbox.http import HttpSandbox  # another's client, so only when chosen
 

@@ -47,3 +47,12 @@ class Sandbox(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class NoSandbox:
+    """Where an environment is asked for prompts only."""
+
+    async def run(self, code: str, *, wall_s: float | None = None) -> Outcome:
+        raise SandboxUnavailable("there is no sandbox here")
+
+    async def close(self) -> None: ...

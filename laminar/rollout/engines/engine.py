@@ -15,8 +15,7 @@ class Request(msgspec.Struct, frozen=True):
     """One response to decode, or to go on decoding.
 
     token_ids: the prompt and, when resuming, the response tokens so far. `position` counts the response tokens
-    already in it, so that the sampling noise of token k depends on (seed, k) alone: an interrupted response goes on
-    as if nothing had happened, on any replica.
+    already in it, so that the sampling noise can depend on (seed, position) alone, whatever the replica.
     """
 
     id: int
@@ -29,11 +28,15 @@ class Request(msgspec.Struct, frozen=True):
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     evaluation: bool = False
+    may_continue: bool = False
+    """Whether, once it has stopped, a request of this id may come that begins with its tokens: the engine may then keep
+    its KV, as long as nobody needs the room, until that request, or abort() of the id."""
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """New tokens of one request with their behaviour log-probs (at the request's temperature, in nats).
+    """New tokens of one request with their behaviour log-probs (at the request's temperature, in nats; at 1 if greedy).
 
+    Under an evaluation's top_p and top_k, engines differ in whether the log-prob is that of what was left to draw from.
     stop_reason is set on the request's last delta. "error" carries the cause and no tokens.
     """
 
@@ -42,6 +45,16 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...]
     stop_reason: StopReason | None = None
     cause: str = ""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What an engine can do beyond the contract; nobody may rely on more."""
+
+    noise_by_position: bool
+    """A response that was interrupted goes on as if nothing had happened, even when it is sampled.
+
+    Without it the noise after an interruption is drawn anew, from the seed and the position where it goes on.
+    """
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -54,14 +67,19 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Requests put back into the queue for want of KV blocks, since the start."""
     num_steps: int
     version: int | None
+    num_kept: int = 0
+    """Requests that have stopped and whose KV is kept; `kv_utilization` counts it."""
 
 
 class Engine(Protocol):
     """Decodes many requests at once on one copy of the weights.
 
     A request is owned by the engine from submit until its last delta. Weights are only loaded while no request is
-    alive; an interrupt is therefore abort, load, submit again from tokens.
+    alive; an interrupt is therefore abort, load, submit again from tokens. All calls come from one event loop.
     """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises ValueError for one that can never fit or that would train on truncated sampling."""
@@ -70,12 +88,17 @@ class Engine(Protocol):
     async def abort(self, ids: Sequence[int]) -> list[Delta]:
         """Stop these requests; returns their last deltas (tokens not yet delivered, stop_reason "abort").
 
-        An id that the engine does not hold any more is not in the list: its last delta came from next().
+        An id that the engine does not hold any more is not in the list: its last delta came from next(). KV that is
+        kept for one of them is given up.
         """
         ...
 
     async def next(self) -> list[Delta]:
-        """Wait for work if there is none, run one engine step, return its deltas (maybe none: a prefill step)."""
+        """Wait for work if there is none, run one engine step, return its deltas (maybe none: a prefill step).
+
+        Cancelled while it waits, it loses nothing. Raises EngineDied once what decodes is gone; the tokens of every
+        step before have been returned by then.
+        """
         ...
 
     async def load(self, leased: LeasedVersion) -> None:
@@ -93,6 +116,10 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class EngineDied(RuntimeError):
+    """What decodes is gone, or makes no step any more; the engine can only be closed."""
 
 
 class WrongWeights(RuntimeError):

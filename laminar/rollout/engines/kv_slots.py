@@ -92,6 +92,16 @@ class KvSlots:
         to_cache[:, target.row, :, part] = from_cache[:, source.row, :, part]
         target.num_cached = num_tokens
 
+    def take_out(self, sequence: Sequence) -> torch.Tensor:
+        """A copy of its KV, for put_back(); [layers * 2, kv_heads, num_cached, head_dim]; its slot can go."""
+        return self.pools[sequence.pool].cache[:, sequence.row, :, : sequence.num_cached].clone()
+
+    def put_back(self, sequence: Sequence, kept: torch.Tensor) -> None:
+        """Give a sequence, which has a slot, the KV of its first tokens."""
+        num_tokens = kept.shape[2]
+        self.pools[sequence.pool].cache[:, sequence.row, :, :num_tokens] = kept
+        sequence.num_cached = num_tokens
+
     def free(self, sequence: Sequence, *, scrub: bool = False) -> None:
         self.pools[sequence.pool].remove(sequence.row, scrub=scrub)
         sequence.pool = sequence.row = -1
