@@ -71,7 +71,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Kill a run at random moments, resume it, check that nothing shows.")
     parser.add_argument("--num-kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/crash"))
