@@ -156,21 +156,21 @@ def test_a_trainer_that_comes_up_with_less_than_was_saved_ends_the_run_by_name()
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_its_groups_are_kept_until_it_is_complete():
+def test_training_goes_on_while_a_checkpoint_is_written_and_what_it_does_not_cover_is_kept():
     config = make_config(num_steps=6)
     world, control = FakeWorld(config, seed=0), make_plane(config)
     world.write_s = 3.0
-    kept: list[int] = []
+    num_beyond: list[int] = []
     for now, event in world.events():
+        is_saved = isinstance(event, m.CheckpointSaved) and event.command in control.state.pending
         for command in control.handle(event, now):
             world.execute(command)
-            if isinstance(command, m.TrainMiniBatch) and any(
-                p.awaited == "checkpoint" for p in control.state.pending.values()
-            ):
-                kept.append(len(control.state.trained))
         control.state.check()
-    assert kept, "nothing was trained meanwhile"
-    assert max(kept) > 16, "what a checkpoint does not cover yet must not be forgotten"
+        if isinstance(event, m.CheckpointSaved) and is_saved:
+            num_beyond.append(control.state.trainer.step - event.step)
+            kept = [control.state.groups[id].trained_step for id in control.state.trained]
+            assert kept == [step for step in range(event.step + 1, control.state.trainer.step + 1) for _ in range(8)]
+    assert max(num_beyond) >= 1, "nothing was trained meanwhile"
     assert control.state.trainer.saved_step == 6
     assert control.state.ledger.trained == 6 * 8 * 4
     saved = [(at_s, c.step) for at_s, c in world.commands if isinstance(c, m.SaveCheckpoint)]
