@@ -29,13 +29,16 @@ check: $(VENV)/dev  ## format, lint, types, layers
 
 setup: $(VENV)/dev  ## a virtual environment with everything for development
 
-bench: $(VENV)/dev  ## the engine beside Hugging Face generate, the control loop, the relay tier
+bench: $(VENV)/dev  ## engine beside Hugging Face generate, trainer beside TRL, reward pool, control loop, relay tier
 	$(BIN)/laminar bench engine --json
 	$(BIN)/laminar bench loop --json
+	$(BIN)/laminar bench trainer --json
+	$(BIN)/laminar bench rewards --json
 	$(BIN)/laminar bench relay --json
 
 soak-relay: $(VENV)/dev  ## 500 publishes of 64 MB with four readers, one of them slow
 	$(BIN)/pytest -m soak tests/relay
+
 
 seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 	$(BIN)/python -m scripts.seeds

@@ -132,7 +132,7 @@ def respond(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problem
         if token_id == stop:
             break
         if token_id == code_end:
-            fed += encode(tokenizer, OUTPUT + calculate(tokenizer.decode(token_ids[len(prompt) :])) + OUTPUT_END)
+            fed += encode(tokenizer, OUTPUT + calculate(str(tokenizer.decode(token_ids[len(prompt) :]))) + OUTPUT_END)
         token_ids += fed
     return str(tokenizer.decode(token_ids[len(prompt) :]))
 

@@ -15,7 +15,8 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
-from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
 
 from laminar.config import Config, GrpoLoss
 from laminar.data.records import Experience
@@ -121,5 +122,5 @@ def trl_batch(experiences: Sequence[Experience], advantages: Tensor, filler: int
     }
 
 
-def _no_reward(completions: list[str]) -> list[float]:
+def _no_reward(completions: list[str]) -> list[float | None]:
     raise AssertionError(f"nothing is generated here, so the {len(completions)} completions are none of ours")

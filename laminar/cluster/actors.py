@@ -86,8 +86,8 @@ class RolloutActor:
     async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
         await self._worker.release(command, trajectories)
 
-    async def load(self, command: CommandId, version: int) -> None:
-        await self._worker.load(command, version)
+    async def load(self, command: CommandId, version: int, interrupt: bool) -> None:
+        await self._worker.load(command, version, interrupt=interrupt)
 
     async def close(self) -> None:
         await self._worker.close()

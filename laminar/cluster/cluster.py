@@ -135,7 +135,9 @@ class Cluster:
                 newest = newest_complete(self._checkpoints)
                 self._start_trainer(command.attempt, newest.folder if newest is not None else None)
             case m.Load():
-                self._tell_replica(command.replica, lambda actor: actor.load.remote(command.id, command.version))
+                self._tell_replica(
+                    command.replica, lambda actor: actor.load.remote(command.id, command.version, command.interrupt)
+                )
             case m.Generate() | m.Resume():
                 tasks = self._payload.tasks(command.trajectories, evaluation=command.evaluation)
                 self._tell_replica(command.replica, lambda actor: actor.generate.remote(tasks, command.evaluation))

@@ -23,7 +23,14 @@ from laminar.config.rollout import (
     VllmEngineConfig,
 )
 from laminar.config.sandbox import HttpSandboxConfig, LocalSandboxConfig, SandboxConfig
-from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
+from laminar.config.schedule import (
+    OneStepStaleSchedule,
+    PartialRolloutSchedule,
+    ScheduleConfig,
+    StreamingSchedule,
+    SynchronousSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
 from laminar.config.train import CheckpointConfig, OverlongConfig, TrainerConfig
 
@@ -51,8 +58,10 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "ObserveConfig",
+    "OneStepStaleSchedule",
     "OverlongConfig",
     "PacedConfig",
+    "PartialRolloutSchedule",
     "RelayConfig",
     "RepackConfig",
     "RewardConfig",
@@ -61,6 +70,7 @@ __all__ = [
     "ScheduleConfig",
     "Seconds",
     "Section",
+    "StreamingSchedule",
     "SynchronousSchedule",
     "TisLoss",
     "TrainerConfig",

@@ -16,7 +16,12 @@ from laminar.config.rollout import (
     RolloutConfig,
 )
 from laminar.config.sandbox import LocalSandboxConfig, SandboxConfig
-from laminar.config.schedule import ScheduleConfig, TrajectoryLevelSchedule
+from laminar.config.schedule import (
+    OneStepStaleSchedule,
+    ScheduleConfig,
+    StreamingSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.config.section import Section
 from laminar.config.train import CheckpointConfig, TrainerConfig
 
@@ -60,9 +65,9 @@ class Config(Section):
         return self.engine.paced if isinstance(self.engine, EmbeddedEngineConfig) else None
 
     @property
-    def scored_by(self) -> str | None:
-        """What gives rewards: a function, else the environment; none: the rule of laminar/envs/math_answer.py."""
-        return self.reward.function or self.rollout.environment
+    def scored_by(self) -> str:
+        """What gives rewards: the function that is named, else the environment, else the rule `math_answer`."""
+        return self.reward.function or self.rollout.environment or "math_answer"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
@@ -70,6 +75,11 @@ class Config(Section):
             raise ValueError(
                 f"buffer.capacity_steps={self.buffer.capacity_steps} holds less than one step, so no step would "
                 "ever start; set it to 1 or more"
+            )
+        if isinstance(self.schedule, OneStepStaleSchedule | StreamingSchedule) and self.buffer.capacity_steps < 2:
+            raise ValueError(
+                f"buffer.capacity_steps={self.buffer.capacity_steps:g} has no room for the batch that "
+                f"schedule.kind={self.schedule.kind} generates while another is trained; set it to 2 or more"
             )
         if self.batch.num_prompts_per_step % self.batch.num_mini_batches:
             raise ValueError(

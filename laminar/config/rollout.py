@@ -125,6 +125,8 @@ class RolloutConfig(Section):
     """Sampling temperature of training trajectories; log-probs are taken at the same."""
     report_interval_s: Seconds = 0.1
     """How often a replica reports; a report is also its heartbeat."""
+    move_kv: bool = False
+    """Whether a trajectory that moves within a machine takes its KV cache along, where engines can (embedded)."""
     environment: Literal["math_with_code"] | FunctionPath | None = None
     """`math_with_code`, or `path.py:Class` of one of yours (laminar/envs/env.py); none: single-turn."""
     environment_timeout_s: Seconds = 60.0
@@ -156,9 +158,10 @@ class RepackConfig(Section):
 
 
 class RewardConfig(Section):
-    function: FunctionPath | None = None
-    """`path.py:name` of a verl-style compute_score; none: the environment's `score`, by default exact match of the last
-    `Answer:` line."""
+    function: Literal["math_answer", "dapo", "math_verify"] | FunctionPath | None = None
+    """`path.py:name` of a verl-style compute_score, or a rule: exact match of the last `Answer:` or box, 1 or 0; that
+    of DAPO, 1 or -1; equality in value by math-verify (the `math` extra), 1 or 0. None: the environment's `score`,
+    `math_answer` unless it says otherwise."""
     timeout_s: Seconds = 10.0
     """A call that takes longer is killed, counted, and tried once more; then its trajectory is dropped by name."""
     num_workers: Count = 1
@@ -171,7 +174,9 @@ class EvaluationConfig(Section):
     num_prompts_max: Count = 512
     """Held-out problems an evaluation: the first ones of `data.val_files`."""
     num_responses_per_prompt: Count = 1
-    """Responses a held-out problem."""
+    """Responses a held-out problem: the k of avg@k, and the largest of pass@k."""
+    pass_score_min: float = 1.0
+    """A response passes if its score is at least this."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """0: greedy."""
     top_p: Fraction = 1.0

@@ -135,7 +135,7 @@ def retain(state: ClusterState) -> Iterator[AnyCommand]:
         if replica.version is not None and replica.trajectories:
             needed[replica.version] = None
     for id in state.homeless:
-        if (version := state.trajectories[id].version) is not None:
+        if (version := state.trajectories[id].newest_version) is not None:
             needed[version] = None
     for evaluation in state.evaluations:
         if not evaluation.ended:

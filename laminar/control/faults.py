@@ -20,7 +20,8 @@ from laminar.control.messages import (
     StopReplica,
 )
 from laminar.control.relay_state import Sender
-from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase
+from laminar.control.trajectory_state import TrajectoryState
 
 NUM_FAILED_SAVES_MAX = 3
 """Checkpoints that may fail one after the other before the run ends: a full disk does not empty itself."""

@@ -284,10 +284,15 @@ class StopReplica(Command, frozen=True):
 
 
 class Load(Command, frozen=True):
-    """Take a version from the machine's relay; the replica is empty."""
+    """Take a version from the machine's relay.
+
+    The replica is empty, or with `interrupt` its trajectories stop where they are (a report says where, before the
+    outcome), and go on from their tokens: under the new version, or under the old one if the relay could not give it.
+    """
 
     replica: ReplicaId
     version: int
+    interrupt: bool = False
 
 
 class Generate(Command, frozen=True):
@@ -348,10 +353,7 @@ class SetChain(Command, frozen=True):
 
 
 class Fetch(Command, frozen=True):
-    """Have the source's relay send an older version, which it has complete, to this machine's relay.
-
-    Answered by VersionComplete.
-    """
+    """Have the source's relay send an older version to this machine's relay. Answered by VersionComplete."""
 
     machine: MachineId
     version: int

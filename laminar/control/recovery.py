@@ -6,7 +6,8 @@ begin again, since no relay holds the version that they came from.
 """
 
 from laminar.control import groups, staleness
-from laminar.control.state import UNFINISHED, ClusterState, Trainer, TrajectoryState
+from laminar.control.state import ClusterState, Trainer
+from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 
 
 def recover(state: ClusterState, *, step: int) -> None:
@@ -55,7 +56,7 @@ def _return_to_buffer(state: ClusterState, step: int) -> None:
         group.trained_step = group.trained_at_version = None
     state.counters.num_groups_trained -= len(state.trained) - len(kept)
     state.trained = kept
-    state.trainer.groups = []
+    state.trainer.groups, state.trainer.has_whole_step, state.trainer.index = [], False, 0
     state.buffer = [*again, *state.buffer]
 
 

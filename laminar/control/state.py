@@ -14,65 +14,11 @@ from laminar.control.messages import (
     DecodeCost,
     GroupId,
     MachineId,
-    PromptId,
     ReplicaId,
     TrajectoryId,
 )
 from laminar.control.relay_state import Relay, Sender
-
-
-class TrajectoryState(StrEnum):
-    QUEUED = "queued"
-    """Given to a replica (or waiting for one) and not yet decoding."""
-    DECODING = "decoding"
-    WAITING_FOR_TOOL = "waiting_for_tool"
-    MOVING = "moving"
-    """Being released by one replica to be resumed on another, or rescued and without a home yet."""
-    FINISHED = "finished"
-    SCORED = "scored"
-    BUFFERED = "buffered"
-    """Its group is complete and waits for the trainer."""
-    IN_TRAINING = "in_training"
-    TRAINED = "trained"
-    """Final only at the checkpoint that covers it; until then a lost trainer returns it to the buffer."""
-
-
-ON_REPLICA = (TrajectoryState.QUEUED, TrajectoryState.DECODING, TrajectoryState.WAITING_FOR_TOOL)
-UNFINISHED = (*ON_REPLICA, TrajectoryState.MOVING)
-
-
-class Trajectory(msgspec.Struct):
-    id: TrajectoryId
-    group: GroupId
-    prompt: PromptId
-    evaluation: bool
-    state: TrajectoryState
-    replica: ReplicaId | None
-    """Where it decodes; none while it has no home."""
-    target: ReplicaId | None
-    """Where it goes on once its replica has released it."""
-    version: int | None
-    """The weights that it is sampled from; none until it has a home."""
-    dispatched_at_s: float
-    attempt: int = 0
-    num_tokens: int = 0
-    num_failures: int = 0
-    truncated: bool = False
-    score: float | None = None
-
-
-class Group(msgspec.Struct):
-    """A prompt group: `trajectories` are those of its members that were not dropped."""
-
-    id: GroupId
-    prompt: PromptId
-    evaluation: bool
-    trajectories: list[TrajectoryId]
-    mixed: bool = False
-    """A member restarted at a newer version than the others."""
-    trained_step: int | None = None
-    trained_at_version: int | None = None
-    """The version that the trainer held when its step began."""
+from laminar.control.trajectory_state import Group, Trajectory, TrajectoryState
 
 
 class Phase(StrEnum):
@@ -142,7 +88,7 @@ class Replica(msgspec.Struct):
 class TrainerPhase(StrEnum):
     STARTING = "starting"
     WAITING = "waiting"
-    """Idle: the next step's groups are not there yet."""
+    """Idle: the next groups are not there yet, those of the next step or (streaming) of its next mini-batch."""
     TRAINING = "training"
     PUBLISHING = "publishing"
     SAVING = "saving"
@@ -163,9 +109,11 @@ class Trainer(msgspec.Struct):
     version_ordered: int = -1
     """Newest version number used up: if the hand-over was never heard of, a relay may have it all the same."""
     groups: list[GroupId] = []
-    """Prompt groups of the step in training, in mini-batch order."""
-    num_mini_batches: int = 0
+    """Prompt groups that the step in training has taken so far, in mini-batch order; none between two steps."""
+    has_whole_step: bool = False
+    """Whether that step takes no more groups."""
     index: int = 0
+    """The mini-batch in training, or the one to come."""
     published_at_s: float = 0.0
     """When the newest version was ordered; it is on its way from then on."""
     handed_over_at_s: float = 0.0
@@ -206,13 +154,22 @@ class Pending(msgspec.Struct):
     machine: MachineId | None = None
 
 
+class Outcomes(msgspec.Struct):
+    """What has come so far of the responses to one held-out prompt."""
+
+    num_scored: int = 0
+    num_passed: int = 0
+
+
 class Evaluation(msgspec.Struct):
     """One held-out measurement, pinned to one version, on one replica at a time."""
 
     version: int
     step: int
-    groups: dict[GroupId, None] = {}
+    groups: dict[GroupId, Outcomes] = {}
     """Those not yet ended; empty also while no replica has taken it."""
+    num_prompts: dict[int, dict[int, int]] = {}
+    """Prompts that have ended: responses scored → responses passed → how many. Enough for pass@k of every k."""
     dispatched: bool = False
     score_sum: float = 0.0
     num_scored: int = 0
@@ -234,6 +191,7 @@ class Ledger(msgspec.Struct):
 
 class Counters(msgspec.Struct):
     num_refreshes: int = 0
+    num_interrupts: int = 0
     num_loads: int = 0
     num_loads_failed: int = 0
     num_repack_plans: int = 0
@@ -329,6 +287,12 @@ class ClusterState(msgspec.Struct):
         relay = self.relays.get(machine)
         return [v for v in relay.complete if v <= self.trainer.version] if relay is not None else []
 
+    def newest_complete(self, machine: MachineId) -> int | None:
+        """The newest version that the machine's relay can serve."""
+        relay = self.relays.get(machine)
+        complete = relay.complete if relay is not None else ()
+        return next((v for v in reversed(complete) if v <= self.trainer.version), None)
+
     def counts(self, *, evaluation: bool) -> dict[str, int]:
         """Live trajectories by state."""
         live = dict.fromkeys((str(s) for s in TrajectoryState), 0)
@@ -380,15 +344,16 @@ class ClusterState(msgspec.Struct):
                 assert replica.version <= self.trainer.version, f"{replica} is ahead of the trainer"
             for id in (*replica.trajectories, *replica.inbound):
                 trajectory = self.trajectories[id]
-                assert trajectory.version == replica.version, f"law 1: {trajectory} on {replica}"
+                assert trajectory.newest_version == replica.version, f"law 1: {trajectory} on {replica}"
                 assert trajectory.evaluation == replica.evaluating, f"{trajectory} mixes with {replica}"
 
     def _check_groups(self) -> None:
         placed = [*self.buffer, *self.trainer.groups, *self.trained]
         assert len(placed) == len(set(placed)), "a group is in two places"
         for group in self.groups.values():
-            for id in group.trajectories:
-                assert self.trajectories[id].group == group.id, f"{group} names a trajectory that is not its own"
+            for member in (self.trajectories[id] for id in group.trajectories):
+                assert member.group == group.id, f"{group} names a trajectory that is not its own"
+                assert member.version is None or member.version >= group.version, f"{member} is older than its group"
         outstanding = sum(not g.evaluation and g.trained_step is None for g in self.groups.values())
         assert outstanding == self.num_groups_outstanding, "the groups outstanding were miscounted"
         members = sum(len(g.trajectories) for g in self.groups.values())

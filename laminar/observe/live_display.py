@@ -90,7 +90,7 @@ def _numbers(history: History, now: float, state: ClusterState) -> RenderableTyp
     recent = Recent.of(history.steps[-NUM_STEPS_SHOWN:])
     evaluation = history.evaluations[-1] if history.evaluations else None
     trainer = state.trainer
-    doing = f"{trainer.phase}" + (f" {trainer.index + 1}/{trainer.num_mini_batches}" * (trainer.phase == "training"))
+    doing = f"{trainer.phase}" + (f" {trainer.index + 1}" * (trainer.phase == "training"))
     held_out = f"{evaluation.mean_score:.3f} (step {evaluation.step})" if evaluation else UNKNOWN
     begin_s = max(history.generating_since_s or now, now - 10.0)
     table = Table.grid(padding=(0, 3))

@@ -37,7 +37,9 @@ PROGRESS = Topic(
         *_spread("critic/advantages", "1", "advantage (reward standardised within its prompt group)."),
         Metric("critic/advantages/mean/*", "1", "Mean advantage of trajectories of one staleness: `staleness_<n>`."),
         Metric("frac_reward_zero_std", "share", "Prompt groups whose rewards are all equal; they teach nothing."),
-        Metric("val-core/*", "reward", "Held-out accuracy: `val-core/<data source>/<what>/mean@<responses a prompt>`."),
+        Metric("val-core/heldout/reward/*", "reward", "avg@k: mean score of held-out responses, `mean@<k a prompt>`."),
+        Metric("val-core/heldout/*", "share", "`pass@<k>`: how likely one of k held-out responses to a prompt passes."),
+        Metric("val-core/heldout/num_prompts", "prompts", "Held-out prompts that avg@k and pass@k are over."),
         Metric("reward/*", "reward", "Further values that the reward function returned, mean over the step, by key."),
     ),
 )
@@ -92,6 +94,8 @@ TRAJECTORIES = Topic(
         *_spread("prompt_length", "tokens", "prompt trained in the step."),
         Metric("prompt_length/clip_ratio", "share", "Prompts as long as data.prompt_tokens_max."),
         *_spread("num_turns", "turns", "number of turns of a trajectory."),
+        *_spread("tool_call_counts", "turns", "number of a trajectory's turns that a tool answered."),
+        Metric("tool_call_counts/used_ratio", "share", "Trajectories in which a tool answered."),
     ),
 )
 
@@ -121,6 +125,7 @@ ROLLOUT = Topic(
         Metric("rollout/kv_utilization", "share", "KV utilization at the step's end, mean over the replicas."),
         Metric("rollout/num_running", "trajectories", "Decoding at the step's end, all replicas."),
         Metric("rollout/num_waiting", "trajectories", "Waiting for KV blocks at the step's end, all replicas."),
+        Metric("rollout/num_waiting_for_tool", "trajectories", "Waiting for a tool at the step's end, all replicas."),
         Metric(
             "rollout/num_preemptions", "trajectories", "Put back into the queue for want of KV blocks, in the step."
         ),

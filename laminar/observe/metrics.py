@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from laminar.control.staleness import publish_lags
-from laminar.control.state import UNFINISHED, ClusterState, TrainerPhase, TrajectoryState
+from laminar.control.state import ClusterState, TrainerPhase
+from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metric_names import is_listed
 from laminar.observe.tensorboard import ScalarFile
@@ -113,7 +114,11 @@ def control_metrics(step: StepRecord, history: History, state: ClusterState) -> 
 
 def evaluation_metrics(record: EvaluationRecord, num_responses_per_prompt: int) -> dict[str, float]:
     """What a held-out measurement found; it is written under the step of its version, not of the time it ended."""
-    return {f"val-core/heldout/reward/mean@{num_responses_per_prompt}": record.mean_score}
+    return {
+        f"val-core/heldout/reward/mean@{num_responses_per_prompt}": record.mean_score,
+        "val-core/heldout/num_prompts": record.num_prompts,
+        **{f"val-core/heldout/pass@{k}": share for k, share in record.pass_at.items()},
+    }
 
 
 def _progress(step: StepRecord, state: ClusterState) -> dict[str, float]:
@@ -138,6 +143,7 @@ def _replica_metrics(step: StepRecord, history: History, state: ClusterState) ->
         "rollout/num_replicas": len(up),
         "rollout/num_running": sum(r.num_running for r in up),
         "rollout/num_waiting": sum(r.num_waiting for r in up),
+        "rollout/num_waiting_for_tool": state.counts(evaluation=False)[TrajectoryState.WAITING_FOR_TOOL],
         "rollout/num_preemptions": step.num_preemptions,
         "rollout/num_refreshes": step.num_refreshes,
         "rollout/num_repack_moves": step.num_repack_moves,

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from laminar.config import Config
-from laminar.control.state import ClusterState, TrajectoryState
+from laminar.control.state import ClusterState
+from laminar.control.trajectory_state import TrajectoryState
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metrics import MetricsRow
 
@@ -21,6 +22,17 @@ FILTERED = "equal_rewards"
 class IdleRatio(msgspec.Struct, frozen=True):
     replicas: float
     trainer: float
+
+
+class ToolUse(msgspec.Struct, frozen=True):
+    """Of the trajectories trained in the first and in the last step."""
+
+    used_ratio_first: float
+    used_ratio_last: float
+    """Share of them in which a tool answered."""
+    calls_per_trajectory_first: float
+    calls_per_trajectory_last: float
+    """Turns that a tool answered."""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -67,6 +79,8 @@ class Summary(msgspec.Struct, frozen=True):
     num_relays_lost: int
     num_trainers_lost: int
     num_loads: int
+    tool_use: ToolUse | None
+    """None: no tool answered anybody."""
     report: str
 
 
@@ -122,6 +136,7 @@ def summarize(
         num_relays_lost=counters.num_relays_lost,
         num_trainers_lost=counters.num_trainers_lost,
         num_loads=counters.num_loads,
+        tool_use=_tool_use(metrics),
         report=REPORT_FILE,
     )
 
@@ -155,7 +170,18 @@ def summary_text(summary: Summary) -> str:
         times = f", the trainer {summary.num_trainers_lost} times" if summary.num_trainers_lost else ""
         rows.append(("lost", f"{lost}{times}; {summary.num_trajectories_rescued} trajectories rescued"))
     if summary.heldout_accuracy_first is not None and summary.heldout_accuracy_last is not None:
-        rows.append(("held out", f"{summary.heldout_accuracy_first:.3f} -> {summary.heldout_accuracy_last:.3f}"))
+        last = summary.evaluations[-1]
+        passes = ", ".join(f"pass@{k} {share:.3f}" for k, share in last.pass_at.items())
+        change = f"{summary.heldout_accuracy_first:.3f} -> {summary.heldout_accuracy_last:.3f}"
+        rows.append(("held out", f"{change} on {last.num_prompts} prompts; {passes}"))
+    if (tools := summary.tool_use) is not None:
+        rows.append(
+            (
+                "tool",
+                f"used by {tools.used_ratio_first:.0%} -> {tools.used_ratio_last:.0%} of trajectories, "
+                f"{tools.calls_per_trajectory_first:.1f} -> {tools.calls_per_trajectory_last:.1f} calls each",
+            )
+        )
     if summary.peak_pss_bytes is not None:
         rows.append(("memory", f"{summary.peak_pss_bytes / 2**30:.1f} GiB at most (PSS of all processes)"))
     return "\n".join(f"{name:>13}  {value}" for name, value in rows)
@@ -184,6 +210,14 @@ def read_summary(run_dir: Path) -> Summary | None:
         return msgspec.json.decode(path.read_bytes(), type=Summary)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path} is no summary that this version of Laminar reads ({error}); move it away") from error
+
+
+def _tool_use(metrics: Sequence[MetricsRow]) -> ToolUse | None:
+    ratios = [v for row in metrics if (v := row.values.get("tool_call_counts/used_ratio")) is not None]
+    calls = [v for row in metrics if (v := row.values.get("tool_call_counts/mean")) is not None]
+    if not any(ratios):
+        return None
+    return ToolUse(ratios[0], ratios[-1], calls[0], calls[-1])
 
 
 def _spans_max(metrics: Sequence[MetricsRow]) -> int | None:

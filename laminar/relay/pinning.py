@@ -11,11 +11,13 @@ class Pinned:
     """Memory that the accelerator may reach directly, until `release`."""
 
     def __init__(self, view: memoryview) -> None:
+        runtime = torch.cuda.cudart()
+        assert runtime is not None, "memory is pinned only where there is an accelerator"
+        self._runtime = runtime
         self._address = np.frombuffer(view, np.uint8).ctypes.data
-        flags = READ_ONLY if view.readonly else 0
-        status = torch.cuda.cudart().cudaHostRegister(self._address, len(view), flags)
-        if int(status) != 0:
-            raise OSError(f"{len(view)} bytes of host memory cannot be pinned: CUDA error {int(status)}")
+        status = int(runtime.cudaHostRegister(self._address, len(view), READ_ONLY if view.readonly else 0))
+        if status != 0:
+            raise OSError(f"{len(view)} bytes of host memory cannot be pinned: CUDA error {status}")
 
     def release(self) -> None:
-        torch.cuda.cudart().cudaHostUnregister(self._address)
+        self._runtime.cudaHostUnregister(self._address)

@@ -30,10 +30,12 @@ from laminar.relay.forward import DIAL_DEADLINE_S, Address, Forwarder
 from laminar.relay.handshake import Credentials, Purpose, admit, dial
 from laminar.relay.happenings import NextLost, PeerRefused, RelayHappening, UpstreamLost
 from laminar.relay.intake import receive_hello, take
-from laminar.relay.lease import LeaseDenial, LeaseWish, Lent, VersionGone, socket_name
+from laminar.relay.lease import LeaseDenial, LeaseWish, Lent, VersionGone
 from laminar.relay.links import CAUSE_BYTES_MAX, Kind, Link, Refusal, decode
+from laminar.relay.listeners import listen_locally, listen_on_port
 from laminar.relay.ring import StoredVersion
-from laminar.relay.shelf import Refused, Shelf, ShelfSource
+from laminar.relay.shelf import Refused, Shelf
+from laminar.relay.shelf_source import ShelfSource
 from laminar.relay.stream import Superseded, push
 from laminar.relay.transport import Transport
 from laminar.relay.transports import build_transport
@@ -94,11 +96,11 @@ class Relay:
         self._peers: dict[threading.Thread, Link] = {}
         self._peers_lock = threading.Lock()
         self._closed = False
-        self._port = _listen_on_port(host, config.port)
+        self._port = listen_on_port(host, config.port)
         self.address: Address = self._port.getsockname()[:2]
         """Host and port where an upstream reaches this relay."""
         try:
-            self._local = _listen_locally(run_id, machine)
+            self._local = listen_locally(run_id, machine)
         except BaseException:
             self._port.close()
             raise
@@ -185,6 +187,8 @@ class Relay:
             peers = dict(self._peers)
         for link in peers.values():
             link.shutdown()
+        with self._shelf.changed:
+            self._shelf.changed.notify_all()
         self._forwarder.close()
         until = time.monotonic() + CLOSE_DEADLINE_S
         for thread in (*self._threads, *peers):
@@ -296,29 +300,3 @@ class Relay:
             segments = tuple(segment.id for segment in self._shelf.ring.segments)
         lent = msgspec.msgpack.encode(Lent(stored.manifest, segments))
         link.send_with_descriptor(Kind.LEASED, lent, stored.segment.reader_fd, checksum=stored.checksum)
-
-
-def _listen_on_port(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), backlog=64)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"the relay cannot listen on {host}:{port} ({error.strerror}); set relay.port to a free one, or 0 for any",
-        ) from error
-
-
-def _listen_locally(run_id: str, machine: int) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(socket_name(run_id, machine))
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            error.errno, f"run {run_id!r} has a relay for machine {machine} already ({error.strerror})"
-        ) from error
-    except BaseException:
-        listener.close()
-        raise
-    return listener

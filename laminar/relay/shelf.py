@@ -20,7 +20,7 @@ from laminar.relay.lease import VersionGone
 from laminar.relay.links import Link, LinkError, Refusal
 from laminar.relay.manifest import Manifest
 from laminar.relay.ring import Ring, StoredVersion
-from laminar.relay.shards import Shard
+from laminar.relay.shelf_source import ShelfSource
 from laminar.relay.stream import Hello, Superseded
 
 STREAM_LEAVES_S = 5.0
@@ -147,19 +147,19 @@ class Shelf:
         with self.changed:
             self.ring.retain(versions)
 
-    def take_newest_after(self, version: int) -> "ShelfSource | None":
+    def take_newest_after(self, version: int) -> ShelfSource | None:
         """Hold the newest version, arriving or complete, if newer than `version`. Called with `changed` held."""
         stored = self.incoming or self.ring.find(None)
         if stored is None or stored.version <= version:
             return None
         self.ring.hold(stored)
-        return ShelfSource(self, stored, self._arrival_deadline_s)
+        return ShelfSource(self.changed, stored, self._arrival_deadline_s)
 
-    def take(self, version: int) -> "ShelfSource":
+    def take(self, version: int) -> ShelfSource:
         """Hold a complete version, to send it beside the chain, until it is put back. Raises VersionGone."""
-        return ShelfSource(self, self.lease(version), self._arrival_deadline_s)
+        return ShelfSource(self.changed, self.lease(version), self._arrival_deadline_s)
 
-    def put_back(self, source: "ShelfSource") -> None:
+    def put_back(self, source: ShelfSource) -> None:
         with self.changed:
             self.ring.let_go(source.stored)
 
@@ -199,6 +199,7 @@ class Shelf:
         while rivals := [other for other in self._feeding if not self._goes_with(other, hello)]:
             for rival in rivals:
                 rival.shutdown()
+            self.changed.notify_all()
             # Two threads must never write one segment, so the old one has to be out before the new one starts.
             if not self.changed.wait(deadline - time.monotonic()):
                 raise Refused(Refusal(f"the previous stream did not end within {STREAM_LEAVES_S:g} s"))
@@ -260,12 +261,14 @@ class Shelf:
         stored = stream.stored
 
         def settled() -> bool:
-            return stored.complete or stored.removed or stream.link not in self._feeding
+            # It waits for others here, not on its link, so nothing but this tells that the link was shut down.
+            return stored.complete or stored.removed or stream.link not in self._feeding or stream.link.was_shut_down
 
         if not self.changed.wait_for(settled, self._arrival_deadline_s):
             raise Superseded(f"other ranks' shards of version {stored.version} did not come")
         if not stored.complete:
             self._still_mine(stream)
+            raise Superseded(f"the stream of version {stored.version} was ended before other ranks' shards came")
 
     def _complete(self, stored: StoredVersion) -> None:
         stored.checksum = combine_checksums(stored.checksums)
@@ -279,41 +282,3 @@ class Shelf:
         if self.incoming is stored:
             self.incoming = None
         self.changed.notify_all()
-
-
-class ShelfSource:
-    """A version on the shelf as the forwarder sends it: chunk by chunk, as they arrive."""
-
-    shard: Shard | None = None
-
-    def __init__(self, shelf: Shelf, stored: StoredVersion, arrival_deadline_s: float) -> None:
-        self.stored = stored
-        self.manifest = stored.manifest
-        self._shelf = shelf
-        self._arrival_deadline_s = arrival_deadline_s
-
-    @property
-    def view(self) -> memoryview:
-        """Only valid once the first chunk is there: until then the segment may be on its way."""
-        return self.stored.segment.view
-
-    def wait_chunk(self, index: int, still_wanted: Callable[[], bool]) -> int:
-        """The chunk's checksum, once it is there and verified; raises Superseded if it will not come."""
-        self._wait(lambda: len(self.stored.checksums) > index, f"chunk {index}", still_wanted)
-        return self.stored.checksums[index]
-
-    def wait_complete(self, still_wanted: Callable[[], bool]) -> int:
-        self._wait(lambda: self.stored.complete, "the end", still_wanted)
-        assert self.stored.checksum is not None
-        return self.stored.checksum
-
-    def _wait(self, there: Callable[[], bool], what: str, still_wanted: Callable[[], bool]) -> None:
-        changed, stored = self._shelf.changed, self.stored
-        with changed:
-            in_time = changed.wait_for(
-                lambda: there() or stored.removed or not still_wanted(), self._arrival_deadline_s
-            )
-            if not in_time:
-                raise Superseded(f"{what} of version {stored.version} did not come for {self._arrival_deadline_s:g} s")
-            if stored.removed or not still_wanted():
-                raise Superseded(f"version {stored.version} is not sent on from here any more")

@@ -66,6 +66,7 @@ async def build_worker(
         evaluation_rules=evaluation_rules,
         report_interval_s=config.rollout.report_interval_s,
         turns=turns,
+        move_kv=config.rollout.move_kv,
     )
 
 

@@ -31,7 +31,8 @@ def token_logprobs(
         runs=micro_batch.runs,
         use_cache=False,
     ).last_hidden_state
-    hidden, weight = hidden[0, micro_batch.predictors], model.get_output_embeddings().weight
+    hidden = hidden[0, micro_batch.predictors]
+    weight: Tensor = model.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
     if float32_head:
         hidden, weight = hidden.float(), weight.float()
     return _HeadLogprobs.apply(hidden, weight, micro_batch.targets, temperature)  # pyright: ignore

@@ -42,6 +42,7 @@ from laminar.train.policy import build_policy, held, held_rows, whole
 from laminar.train.ranks import ALONE, Ranks, compute_dtype, publish_dtype
 from laminar.train.sharded_state import State, read_state, write_state
 from laminar.train.split import plan_for_rank
+from laminar.train.turns import turn_metrics
 
 NUM_PROBE_TOKENS = 24
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
@@ -101,7 +102,7 @@ class Trainer:
         tokens = self._gather(forwarded)
         self.num_steps_done = step
         if self.ranks.is_first:
-            metrics |= self._batch_metrics(mini_batch, tokens)
+            metrics |= self._batch_metrics(mini_batch, tokens) | turn_metrics(experiences)
             if len(tokens.rows):
                 metrics |= policy_metrics(tokens, mini_batch)
                 metrics |= mismatch_metrics(tokens, mini_batch) if begins_step else {}

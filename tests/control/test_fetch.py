@@ -3,7 +3,8 @@
 from laminar.control import fetch
 from laminar.control.messages import Fetch, GroupId, MachineId, PromptId, ReplicaId, TrajectoryId
 from laminar.control.relay_state import Relay
-from laminar.control.state import Awaited, ClusterState, Replica, Trajectory, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Replica
+from laminar.control.trajectory_state import Segment, Trajectory, TrajectoryState
 from tests.control.fake_world import FakeWorld, make_config, make_plane
 
 NEWEST = 7
@@ -27,7 +28,16 @@ def ordered(state: ClusterState, now: float = 100.0) -> list[tuple[int, int, int
 
 def make_homeless(state: ClusterState, version: int) -> None:
     trajectory = Trajectory(
-        TrajectoryId(1), GroupId(0), PromptId(0), False, TrajectoryState.MOVING, None, None, version, 0.0, num_tokens=5
+        TrajectoryId(1),
+        GroupId(0),
+        PromptId(0),
+        evaluation=False,
+        state=TrajectoryState.MOVING,
+        replica=None,
+        target=None,
+        dispatched_at_s=0.0,
+        segments=[Segment(0, version)],
+        num_tokens=5,
     )
     state.trajectories[trajectory.id] = trajectory
     state.homeless[trajectory.id] = None

@@ -27,7 +27,7 @@ def test_an_unknown_name_is_refused(tmp_path: Path):
 
 def test_families_take_any_suffix_but_none():
     assert is_listed("reward/format")
-    assert is_listed("val-core/math/reward/mean@1")
+    assert is_listed("val-core/heldout/reward/mean@1") and is_listed("val-core/heldout/pass@4")
     assert not is_listed("reward/")
     assert not is_listed("reward")
 

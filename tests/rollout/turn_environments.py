@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 
 from laminar.envs.env import Environment, Turn
+from laminar.envs.math_with_code import MathWithCode
 
 GATE_DEADLINE_S = 60.0
 
@@ -43,3 +44,9 @@ class Raises(FirstLine):
 class HalfCharacter(FirstLine):
     def observe(self, turn: Turn) -> str | None:
         return "7\ud800"
+
+
+class OnceOnly(MathWithCode):
+    """Its calls change something elsewhere."""
+
+    repeatable = False

@@ -11,9 +11,11 @@ should: two threads on two busy cores collapse.
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from pathlib import Path
 
+import msgspec
 import torch
 
 from laminar.config import EmbeddedEngineConfig
@@ -23,7 +25,7 @@ from laminar.rollout.engines.admission import Limits, refuse_impossible
 from laminar.rollout.engines.architecture import read_stop_token_ids
 from laminar.rollout.engines.batch import Batch
 from laminar.rollout.engines.calibration import measure_decode_cost
-from laminar.rollout.engines.engine import Capabilities, Delta, EngineDied, EngineStats, Request, StopReason
+from laminar.rollout.engines.engine import Capabilities, Delta, EngineDied, EngineStats, ExportedKv, Request, StopReason
 from laminar.rollout.engines.kv_slots import KvSlots
 from laminar.rollout.engines.pacing import Pacer
 from laminar.rollout.engines.sequence import Sequence
@@ -88,7 +90,8 @@ class EmbeddedEngine:
             self._pacer.restart()
         for request in requests:
             self._transformer.reserve_positions(len(request.token_ids) + request.num_new_tokens_max)
-            sequence = Sequence(request)
+            # Not in the request, which would keep the memory for as long as it lives.
+            sequence = Sequence(msgspec.structs.replace(request, kv=None), kv=request.kv)
             self._alive[request.id] = sequence
             self._batch.waiting.append(sequence)
         self._work.set()
@@ -110,6 +113,11 @@ class EmbeddedEngine:
                     )
                 )
         return aborted
+
+    def export_kv(self, ids: Sequences[int], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """As in Engine; the layout is KvSlots.export's."""
+        held = [s for id_ in ids if (s := self._alive.get(id_)) is not None and s.num_cached > 0]
+        return self._slots.export(held, allocate)
 
     async def next(self) -> list[Delta]:
         """As in Engine. Cancelled while it waits, it loses nothing: the next call returns what this one would have.

@@ -1,6 +1,6 @@
 """Defines what an engine is to a rollout worker: batched, token-in and token-out, one weight version at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -31,6 +31,17 @@ class Request(msgspec.Struct, frozen=True):
     may_continue: bool = False
     """Whether, once it has stopped, a request of this id may come that begins with its tokens: the engine may then keep
     its KV, as long as nobody needs the room, until that request, or abort() of the id."""
+    kv: memoryview | None = None
+    """KV cache of its first tokens, as export_kv() of such an engine gave it under the version loaded here. An engine
+    that cannot take it in computes it anew; the bytes may go when the request has ended."""
+
+
+class ExportedKv(msgspec.Struct, frozen=True):
+    """Where in the memory given to export_kv() a request's KV cache lies, and of how many leading tokens it is."""
+
+    num_tokens: int
+    offset: int
+    num_bytes: int
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -90,6 +101,13 @@ class Engine(Protocol):
 
         An id that the engine does not hold any more is not in the list: its last delta came from next(). KV that is
         kept for one of them is given up.
+        """
+        ...
+
+    def export_kv(self, ids: Sequence[int], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """Copy the KV caches of live requests into memory of `allocate(bytes)`, for another engine to go on with.
+
+        Comes before their abort. Requests without a cache, and all of an engine that cannot do this, are left out.
         """
         ...
 

@@ -10,7 +10,7 @@ one wait serves all requests, and no task stands between.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
@@ -22,7 +22,7 @@ from laminar.control.messages import DecodeCost
 from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.admission import Limits, refuse_impossible
 from laminar.rollout.engines.architecture import Architecture, tensor_shapes
-from laminar.rollout.engines.engine import Capabilities, Delta, EngineStats, Request
+from laminar.rollout.engines.engine import Capabilities, Delta, EngineStats, ExportedKv, Request
 from laminar.rollout.engines.published import check_probe, refuse_misfits, refuse_without_probe
 from laminar.rollout.engines.vllm_process import VllmProcess
 from laminar.rollout.engines.vllm_requests import delta_of, refuse_near_greedy, sampling_of, scoring
@@ -45,6 +45,7 @@ class Alive(msgspec.Struct):
 class VllmEngine:
     """Serves on the device that vLLM was installed for (start_vllm makes one); nothing until the first load.
 
+    llm: vLLM's own interface to the same processes.
     stop_token_ids: end every response, besides the request's own.
     """
 
@@ -60,7 +61,7 @@ class VllmEngine:
     ) -> None:
         self._config = config
         self._process = process
-        self._llm = process.llm
+        self.llm = process.llm
         self._architecture = architecture
         self._limits = limits
         self._decode_cost = decode_cost
@@ -100,10 +101,14 @@ class VllmEngine:
         async with self._talking:
             aborted = [alive for id_ in ids if (alive := self._alive.pop(id_, None)) is not None]
             self._unsent = deque(alive for alive in self._unsent if alive.request.id in self._alive)
-            await self._llm.abort([alive.name for alive in aborted if alive.collector is not None])
+            await self.llm.abort([alive.name for alive in aborted if alive.collector is not None])
         # Who waits for the step of requests that are no more waits for nothing.
         self._process.stepped.set()
         return [self._last_delta(alive) for alive in aborted]
+
+    def export_kv(self, ids: Sequence[int], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """Nothing: between vLLM engines a KV cache moves only through a connector, which docs/vllm.md is about."""
+        return {}
 
     async def next(self) -> list[Delta]:
         """As in Engine; also [] after an abort. Returns all steps since the last call, usually one.
@@ -147,10 +152,10 @@ class VllmEngine:
         refuse_without_probe(version, probe)
         self._version = None
         entries = msgspec.msgpack.encode(leased.manifest.tensors)
-        taking = self._llm.collective_rpc("take_version", args=(leased.path, entries))
+        taking = self.llm.collective_rpc("take_version", args=(leased.path, entries))
         await self._process.call(taking, f"it loaded version {version}")
         await self._process.call(self._drop_prefixes(), f"it dropped the prefixes of the version before {version}")
-        await self._process.call(self._llm.update_weight_version(str(version)), f"it was told of version {version}")
+        await self._process.call(self.llm.update_weight_version(str(version)), f"it was told of version {version}")
         logprobs = await self._process.call(self._score(probe.token_ids), f"version {version} was probed")
         tolerance = max(probe.tolerance, PROBE_TOLERANCE[self._config.dtype])
         check_probe(version, probe, logprobs, tolerance=tolerance)
@@ -192,7 +197,7 @@ class VllmEngine:
         request = alive.request
         sampling = sampling_of(request, self._stop_token_ids)
         try:
-            alive.collector = await self._llm.add_request(alive.name, tokens_input(list(request.token_ids)), sampling)
+            alive.collector = await self.llm.add_request(alive.name, tokens_input(list(request.token_ids)), sampling)
         except ValueError as error:
             del self._alive[request.id]
             self._refused.append(Delta(request.id, (), (), stop_reason="error", cause=f"vLLM refused it: {error}"))
@@ -220,7 +225,7 @@ class VllmEngine:
     async def _drop_prefixes(self) -> None:
         async with asyncio.timeout(PREFIX_RESET_DEADLINE_S):
             while True:
-                if await self._llm.reset_prefix_cache():
+                if await self.llm.reset_prefix_cache():
                     return
                 await asyncio.sleep(PREFIX_RESET_RETRY_S)
 
@@ -228,8 +233,6 @@ class VllmEngine:
         """Log-probs of tokens 1.. given those before them, at temperature 1."""
         self._num_submitted += 1
         scored = []
-        async for output in self._llm.generate(
-            tokens_input(list(token_ids)), scoring(), f"probe.{self._num_submitted}"
-        ):
+        async for output in self.llm.generate(tokens_input(list(token_ids)), scoring(), f"probe.{self._num_submitted}"):
             scored = output.prompt_logprobs[1:]
         return [found[token].logprob for found, token in zip(scored, token_ids[1:], strict=True)]

@@ -136,9 +136,11 @@ def make_arguments(
     from laminar.rollout.engines.vllm_worker import ReplicaExecutor
 
     num_blocks = num_kv_blocks(config)
-    on_cpu = config.device == "cpu" and num_blocks is not None
+    on_cpu = config.device == "cpu"
     element_bytes = 4 if config.dtype == "float32" else 2
     block_bytes = config.block_tokens * kv_bytes_per_token(architecture, element_bytes=element_bytes)
+    num_tokens_max = max(num_tokens_max, min(NUM_PROBE_TOKENS_MAX, architecture.num_positions_max))
+    num_tokens_per_step = max(config.prefill_chunk_tokens, config.num_slots)
     return AsyncEngineArgs(
         model=str(model_path),
         skip_tokenizer_init=True,
@@ -147,9 +149,12 @@ def make_arguments(
         generation_config="vllm",
         dtype=config.dtype,
         tensor_parallel_size=config.tensor_parallel_size,
-        max_model_len=max(num_tokens_max, min(NUM_PROBE_TOKENS_MAX, architecture.num_positions_max)),
+        max_model_len=num_tokens_max,
         max_num_seqs=config.num_slots,
-        max_num_batched_tokens=max(config.prefill_chunk_tokens, config.num_slots),
+        # On CPU vLLM dies of a request with a seed whose prompt is cut in two (it turns back the generator's offset,
+        # which a CPU's has not got), so prompts are taken in whole there.
+        enable_chunked_prefill=not on_cpu,
+        max_num_batched_tokens=max(num_tokens_per_step, num_tokens_max) if on_cpu else num_tokens_per_step,
         block_size=config.block_tokens,
         num_gpu_blocks_override=num_blocks,
         kv_cache_memory_bytes=block_bytes * num_blocks if on_cpu and num_blocks else None,

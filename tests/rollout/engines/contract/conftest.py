@@ -25,7 +25,8 @@ NUM_VLLM_ENGINES_MAX = 3
 # vLLM's attention on CPU has heads of 32 or 64, none of the other tests' 12.
 WIDE = SHAPE | {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2}
 ROOMY = {"num_slots": 8, "kv_capacity_tokens": 4096}
-TIGHT = {"num_slots": 8, "kv_capacity_tokens": 512}
+TIGHT = {"num_slots": 8, "kv_capacity_tokens": 512, "prefill_chunk_tokens": 64}
+"""Neither the KV of a few requests fits, nor do the prompts of a few into one step."""
 NEEDS_VLLM = (
     pytest.mark.vllm,
     pytest.mark.timeout(DEADLINE_S + 60),
@@ -50,6 +51,12 @@ def models(tmp_path_factory) -> dict[str, TinyModel]:
         name: make_model(model_class, config, tmp_path_factory.mktemp(name), seed)
         for seed, (name, (model_class, config)) in enumerate(configs.items())
     }
+
+
+@pytest.fixture(scope="session")
+def model(models) -> TinyModel:
+    """Of this folder's models: pytest would share the outer folder's, whichever was made first."""
+    return models["qwen2_tied"]
 
 
 @pytest.fixture(scope="session")
@@ -113,8 +120,7 @@ async def start_tiny_vllm(
         eager=True,
         tensor_parallel_size=tensor_parallel_size,
         step_deadline_s=step_deadline_s,
-        num_slots=size["num_slots"],
-        kv_capacity_tokens=size["kv_capacity_tokens"],
+        **size,
     )
     return await start_vllm(
         config,

@@ -10,22 +10,6 @@ from tests.rollout.engines.driving import Response, decode, ragged
 from tests.rollout.engines.published import publish
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-@pytest.mark.parametrize("name", ["qwen2_tied", "qwen2_untied", "qwen3", "llama"])
-def test_logprobs_equal_those_of_transformers(run, make_engine, models, name, temperature):
-    model, requests = models[name], ragged(12, temperature=temperature)
-
-    async def scenario():
-        engine = await make_engine(model)
-        await engine.load(publish(model.reference))
-        return await decode(engine, requests)
-
-    responses = run(scenario())
-    assert largest_error(model, requests, responses) < LOGPROB_ERROR_MAX
-    assert [len(response.token_ids) for response in responses] == [r.num_new_tokens_max for r in requests]
-    assert {response.stop_reason for response in responses} == {"length"}
-
-
 def test_greedy_takes_the_likeliest_token_with_its_logprob_at_temperature_1(run, make_engine, model):
     request = Request(1, PROMPT, 30, temperature=0.0)
 
@@ -78,3 +62,19 @@ def test_a_preempted_response_equals_one_with_room(run, make_engine, model):
     roomy, _ = run(scenario({}))
     assert num_preemptions > 0
     assert tight == roomy
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize("name", ["qwen2_tied", "qwen2_untied", "qwen3", "llama"])
+def test_logprobs_equal_those_of_transformers(run, make_engine, models, name, temperature):
+    model, requests = models[name], ragged(12, temperature=temperature)
+
+    async def scenario():
+        engine = await make_engine(model)
+        await engine.load(publish(model.reference))
+        return await decode(engine, requests)
+
+    responses = run(scenario())
+    assert largest_error(model, requests, responses) < LOGPROB_ERROR_MAX
+    assert [len(response.token_ids) for response in responses] == [r.num_new_tokens_max for r in requests]
+    assert {response.stop_reason for response in responses} == {"length"}

@@ -22,6 +22,7 @@ from tests.rollout.waiting import reach
 pytestmark = list(NEEDS_VLLM)
 
 ROOT = Path(__file__).parents[4]
+only_vllm = pytest.mark.parametrize("engines", ["vllm"], indirect=True)
 EXTENSIONS = "tests.rollout.engines.contract.vllm_extensions"
 
 
@@ -61,7 +62,7 @@ def test_each_rank_reads_its_own_share_of_the_segment(run, tmp_path):
         engine = await start_tiny_vllm(model, tensor_parallel_size=2, worker_extension=f"{EXTENSIONS}.CountsPages")
         try:
             await engine.load(leased)
-            return await engine._llm.collective_rpc("tell_touched_bytes")
+            return await engine.llm.collective_rpc("tell_touched_bytes")
         finally:
             await engine.close()
 
@@ -136,9 +137,10 @@ def test_a_killed_replica_leaves_no_process_no_file_and_no_shared_memory(run, mo
     assert leftovers() == before
 
 
-def test_a_temperature_that_vllm_would_change_is_refused(run, make_vllm, model):
+@only_vllm
+def test_a_temperature_that_vllm_would_change_is_refused(run, make_engine, model):
     async def scenario():
-        engine = await make_vllm(model)
+        engine = await make_engine(model)
         await engine.load(publish(model.reference))
         with pytest.raises(ValueError, match=r"temperature 0.001; .*0.01 and above"):
             engine.submit([Request(1, PROMPT, 5, temperature=0.001)])
@@ -146,12 +148,13 @@ def test_a_temperature_that_vllm_would_change_is_refused(run, make_vllm, model):
     run(scenario())
 
 
-def test_a_version_that_does_not_fit_is_refused_before_anything_is_overwritten(run, make_vllm, models):
+@only_vllm
+def test_a_version_that_does_not_fit_is_refused_before_anything_is_overwritten(run, make_engine, models):
     model, other = models["qwen2_tied"], models["qwen2_untied"]
     request = Request(1, PROMPT, 20)
 
     async def scenario():
-        engine = await make_vllm(model)
+        engine = await make_engine(model)
         await engine.load(publish(model.reference, version=1))
         with pytest.raises(WrongWeights, match=r"version 2 does not fit the qwen2 .*not of this model: lm_head.weight"):
             await engine.load(publish(other.reference, version=2))
@@ -161,24 +164,18 @@ def test_a_version_that_does_not_fit_is_refused_before_anything_is_overwritten(r
     assert largest_error(model, [request], run(scenario())) < LOGPROB_ERROR_MAX
 
 
-def test_what_one_engine_can_hold_is_what_it_says(run, make_vllm, model):
+@only_vllm
+def test_what_one_engine_can_hold_is_what_it_says(run, make_engine, model):
     """vLLM keeps one block for itself; the budget that is asked for is nevertheless whole."""
 
     async def scenario():
-        engine = await make_vllm(model)
+        engine = await make_engine(model)
         cost = engine.decode_cost()
         return engine.stats().kv_capacity_tokens, cost
 
     capacity, cost = run(scenario())
     assert capacity == ROOMY["kv_capacity_tokens"]
     assert 0 < cost.floor_s + cost.per_running_s < 10.0
-
-
-@pytest.fixture
-def make_vllm(engines, make_engine):
-    if engines.kind != "vllm":
-        pytest.skip("about vLLM alone")
-    return make_engine
 
 
 async def take(engine, responses: dict[int, Response], *, until: Callable[[], bool]) -> None:
