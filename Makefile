@@ -4,10 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart test check setup bench seeds compare docs clean
+.PHONY: quickstart quickstart-tools test check setup bench seeds compare docs clean
 
 quickstart: $(VENV)/core  ## train the quickstart model on CPU and write runs/quickstart/report.html
 	$(BIN)/laminar run configs/quickstart.yaml --fresh $(ARGS)
+
+quickstart-tools: $(VENV)/core  ## the same with a tool, which runs in a sandbox; runs/quickstart_tools/report.html
+	$(BIN)/laminar run configs/quickstart_tools.yaml --fresh $(ARGS)
 
 test: $(VENV)/dev check  ## every test that is not slow or on a GPU
 	$(BIN)/pytest $(ARGS)
@@ -20,9 +23,10 @@ check: $(VENV)/dev  ## format, lint, types, layers
 
 setup: $(VENV)/dev  ## a virtual environment with everything for development
 
-bench: $(VENV)/dev  ## the engine beside Hugging Face generate, and the control loop
+bench: $(VENV)/dev  ## the engine beside Hugging Face generate, the control loop, the sandbox
 	$(BIN)/laminar bench engine --json
 	$(BIN)/laminar bench loop --json
+	$(BIN)/laminar bench sandbox --json
 
 seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 	$(BIN)/python -m scripts.seeds

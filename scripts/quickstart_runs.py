@@ -11,9 +11,9 @@ RUNS = ROOT / "runs"
 DEADLINE_S = 1200.0
 
 
-def run_quickstart(name: str, *overrides: str) -> dict[str, Any]:
+def run_quickstart(name: str, *overrides: str, config: str = "configs/quickstart.yaml") -> dict[str, Any]:
     """One run in runs/<name>; returns its summary. A run that fails raises, with its last words."""
-    command = [sys.executable, "-m", "laminar", "run", "configs/quickstart.yaml", "--fresh", f"run_dir=runs/{name}"]
+    command = [sys.executable, "-m", "laminar", "run", config, "--fresh", f"run_dir=runs/{name}"]
     done = subprocess.run(
         [*command, *overrides], cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
