@@ -9,7 +9,7 @@ from pathlib import Path
 from laminar import __version__
 from laminar.settings import all_settings, load_config
 
-BENCHMARKS = ("engine", "loop", "sandbox")
+BENCHMARKS = ("engine", "loop", "moves", "relay", "rewards", "sandbox", "trainer", "vllm")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,8 +125,21 @@ def _bench(arguments: argparse.Namespace) -> int:
     match arguments.what:
         case "engine":
             from laminar.bench.engine import main as bench
+        case "relay":
+            from laminar.bench.relay import main as bench
         case "sandbox":
             from laminar.bench.sandbox import main as bench
+        case "rewards":
+            from laminar.bench.rewards import main as bench
+        case "trainer":
+            from laminar.bench.trainer import main as bench
+        case "moves":
+            from laminar.bench.moves import main as bench
+        case "vllm":
+            from laminar.rollout.engines.vllm_setup import refuse_without_vllm
+
+            refuse_without_vllm()
+            from laminar.bench.vllm import main as bench
         case _:
             from laminar.bench.loop import main as bench
     return bench(options)

@@ -19,7 +19,7 @@ from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry, end_dead_runs
 from laminar.cluster.ray_session import RaySession
 from laminar.cluster.sandboxes import needs_sandbox
-from laminar.config import Config
+from laminar.config import Config, VllmEngineConfig
 from laminar.control.messages import AnyCommand, AnyEvent, EndRun
 from laminar.control.plane import ControlPlane
 from laminar.control.recovery import recover
@@ -33,6 +33,7 @@ from laminar.observe.event_log import EventLogWriter
 from laminar.observe.observer import Observer
 from laminar.observe.replay import restore
 from laminar.rollout.build import start_environment
+from laminar.rollout.engines.vllm_setup import refuse_without_vllm
 from laminar.settings import CONFIG_FILE
 from laminar.train.checkpoint import Checkpoint, newest_complete
 
@@ -57,6 +58,9 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> int:
     stop = StopBeforeLoop()
     prompts, heldout = load_data(config)
     check_model(config)
+    check_engine(config)
+    if isinstance(config.engine, VllmEngineConfig) and config.cluster.address == "local":
+        refuse_without_vllm()
     check_user_code(config)
     check_sandbox(config)
     stop.check()
@@ -133,6 +137,19 @@ def check_model(config: Config) -> None:
         )
 
 
+def check_engine(config: Config) -> None:
+    """That the engine's memory can hold the model and one longest trajectory, as far as arithmetic tells."""
+    from laminar.rollout.engines.architecture import read_architecture
+    from laminar.rollout.engines.memory import gpu_memory, refuse_too_little_memory
+
+    match config.engine:
+        case VllmEngineConfig(device="cuda"):
+            memory = gpu_memory(config.engine, read_architecture(config.model.path))
+            refuse_too_little_memory(config.engine, memory, num_tokens_max=config.num_trajectory_tokens_max)
+        case _:
+            pass
+
+
 def check_user_code(config: Config) -> None:
     """Load what gives rewards here once, so that a mistake shows before anything starts."""
     from laminar.envs.reward_worker import load_compute_score
@@ -161,6 +178,7 @@ def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop")
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
+        session.refuse_too_few_gpus(config.engine.num_gpus, num_replicas=config.rollout.num_replicas)
         stop.check()
         registry.add_descendants()
         if session.folder is not None:

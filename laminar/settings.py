@@ -17,9 +17,6 @@ from laminar.config import Config
 CONFIG_FILE = "config.json"
 """The resolved configuration, in a run's folder beside everything else that the run writes."""
 
-KINDS = ("trajectory_level", "synchronous", "local", "http")
-"""Of tagged unions: they stand in the place of an error, and are no part of a setting's name."""
-
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of `path` with `a.b=c` overrides. Raises ValueError for everything a user can get wrong."""
@@ -60,7 +57,7 @@ def all_settings() -> list[Setting]:
 
 def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[Setting]:
     for name, field in section.model_fields.items():
-        candidates: tuple[Any, ...] = (field.annotation, *get_args(field.annotation))
+        candidates: tuple[Any, ...] = (field.annotation, *map(untagged, get_args(field.annotation)))
         nested = [t for t in candidates if _is_section(t)]
         if nested:
             for part in nested:
@@ -73,6 +70,11 @@ def _settings_of(section: type[BaseModel], prefix: str) -> Iterator[Setting]:
                 default=default,
                 meaning=" ".join((field.description or "").split()),
             )
+
+
+def untagged(annotation: Any) -> Any:
+    """A kind of a tagged union without its tag."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _is_section(annotation: Any) -> bool:
@@ -101,7 +103,8 @@ def _type_name(annotation: Any) -> str:
 
 
 def _explain(details: ErrorDetails) -> str:
-    place = ".".join(str(part) for part in details["loc"] if part not in KINDS)
+    kinds = _kinds(Config)
+    place = ".".join(str(part) for part in details["loc"] if part not in kinds)
     if details["type"] == "extra_forbidden":
         return f"  {place}: no such setting{_nearest(place)}"
     if details["type"] == "missing":
@@ -110,9 +113,24 @@ def _explain(details: ErrorDetails) -> str:
     return f"  {place}: {message} (got {details['input']!r})" if place else f"  {message}"
 
 
+def _kinds(section: type[BaseModel]) -> frozenset[str]:
+    """The kinds of every tagged union: pydantic names the chosen one within a setting's place, and nobody writes it."""
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        if name == "kind":
+            found.add(str(field.default))
+        for part in (field.annotation, *map(untagged, get_args(field.annotation))):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found |= _kinds(part)
+    return frozenset(found)
+
+
 def _nearest(place: str) -> str:
     """The nearest name anywhere: people mistype the last word, and they forget the section too."""
     names = [setting.name for setting in all_settings()]
+    if any(name == place or name.startswith(f"{place}.") for name in names):
+        section = place.partition(".")[0]
+        return f" with this {section}.kind; `laminar config` tells which settings each kind has"
     near = difflib.get_close_matches(place, names, n=1, cutoff=0.6)
     if not near:
         by_leaf = {name.rpartition(".")[2]: name for name in names}

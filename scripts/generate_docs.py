@@ -16,9 +16,9 @@ import msgspec
 from pydantic import BaseModel
 
 from laminar.config import Config
-from laminar.control import messages
+from laminar.control import messages, parts
 from laminar.observe.metric_names import metrics_page
-from laminar.settings import Setting, all_settings
+from laminar.settings import Setting, all_settings, untagged
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,13 +59,24 @@ def _section_of(setting: Setting) -> str:
 
 
 def _merged(settings: Iterator[Setting]) -> list[Setting]:
-    """The kinds of a tagged union all have a `kind`: one row that names them all, with the first one's default."""
+    """What several kinds of a tagged union have: one row, with every default and meaning that differs."""
     merged: dict[str, Setting] = {}
     for setting in settings:
         first = merged.get(setting.name)
-        kinds = {"type": f"{first.type} | {setting.type}", "meaning": "One of the above."} if first else {}
-        merged[setting.name] = (first or setting).model_copy(update=kinds)
+        merged[setting.name] = _merge(first, setting) if first else setting
     return list(merged.values())
+
+
+def _merge(first: Setting, other: Setting) -> Setting:
+    if first.name.endswith(".kind"):
+        kinds = {"type": f"{first.type} | {other.type}", "meaning": "One of the above."}
+        return first.model_copy(update=kinds)
+    differing = {
+        name: f"{getattr(first, name)} / {getattr(other, name)}"
+        for name in ("type", "default", "meaning")
+        if getattr(first, name) != getattr(other, name)
+    }
+    return first.model_copy(update=differing)
 
 
 def _told_of(section: str) -> str:
@@ -86,7 +97,7 @@ def _told_of(section: str) -> str:
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    candidates = (annotation, *get_args(annotation))
+    candidates = (annotation, *map(untagged, get_args(annotation)))
     return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]
 
 
@@ -137,13 +148,8 @@ def _tables(records: tuple[type[msgspec.Struct], ...]) -> Iterator[str]:
 
 def _parts() -> tuple[type[msgspec.Struct], ...]:
     """The records that messages are made of, in the order of the file."""
-    named = vars(messages).values()
-    records = [value for value in named if isinstance(value, type) and issubclass(value, msgspec.Struct)]
-    return tuple(r for r in records if not issubclass(r, messages.Event | messages.Command) and _is_own(r))
-
-
-def _is_own(record: type) -> bool:
-    return record.__module__ == messages.__name__
+    named = vars(parts).values()
+    return tuple(value for value in named if isinstance(value, type) and issubclass(value, msgspec.Struct))
 
 
 def _type_name(annotation: Any) -> str:

@@ -25,7 +25,16 @@ from scripts.generate_docs import pages
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
-FOR_USERS = ("README", "schedules", "faults", "weights", "add-an-environment", "data-and-rewards", "troubleshooting")
+FOR_USERS = (
+    "README",
+    "schedules",
+    "faults",
+    "weights",
+    "add-an-environment",
+    "data-and-rewards",
+    "losses",
+    "troubleshooting",
+)
 WARM = ROOT / "examples/iterate/warm"
 STOP = "<|im_end|>"
 
@@ -83,10 +92,10 @@ def is_there(span: str) -> bool:
 def test_every_command_that_is_named_exists(path: Path, capsys: pytest.CaptureFixture[str]):
     typed = "\n".join(code(path))
     commands = set(re.findall(r"^(?:\.venv/bin/)?laminar ([a-z]+)", typed, re.MULTILINE))
-    targets = set(re.findall(r"^make ([a-z]+)", typed, re.MULTILINE))
+    targets = set(re.findall(r"^make ([a-z-]+)", typed, re.MULTILINE))
     choices = "".join(re.findall(r"\{(.*?)\}", help_of("", capsys))[:1])
     assert commands <= set(choices.split(","))
-    assert targets <= set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     options = {
         option for line in typed.splitlines() if "laminar run " in line for option in re.findall(r"--\w[\w-]*", line)
     }
@@ -207,9 +216,8 @@ def test_the_example_leads_an_episode_through_both_tries(
     assert episode.state is EpisodeState.TURN_ENDED
     turn = episode.turn(text_decoder(WARM, skip_special_tokens=False))
     answer = asyncio.run(observe(environment, turn, timeout_s=5))
-    text = None if answer is None else answer.text
-    assert text == (None if second is None else prompt.extra_info["prompt"])
-    episode.observe(None if text is None else encode(text))
+    assert (answer.text if answer else None) == (None if second is None else prompt.extra_info["prompt"])
+    episode.observe(None if answer is None else encode(answer.text))
     if second is not None:
         decode_turn(episode, written[second])
 

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        model = _make_model(Path(folder))
+        model = make_model(Path(folder))
         for batch in [options.batch] if options.batch else sorted(NUM_REQUESTS):
             for lengths in ("quickstart", "equal"):
                 measurement = _measure(model, Path(folder), batch, lengths, options.rounds)
@@ -67,7 +67,7 @@ def _measure(model: Qwen2ForCausalLM, folder: Path, batch: int, lengths: str, nu
     num_tokens = sum(request.num_new_tokens_max for request in requests)
     config = EmbeddedEngineConfig(num_slots=batch, kv_capacity_tokens=max(1024, 512 * batch))
     engine = EmbeddedEngine(config, folder, stop_token_ids=())
-    asyncio.run(engine.load(_publish(model)))
+    asyncio.run(engine.load(publish(model)))
     asyncio.run(_decode_all(engine, requests[:batch]))
     _generate_static(model, requests[:1], batch)
     rounds = [
@@ -134,7 +134,7 @@ def _make_requests(num_requests: int, lengths: str) -> list[Request]:
     return requests
 
 
-def _make_model(folder: Path) -> Qwen2ForCausalLM:
+def make_model(folder: Path) -> Qwen2ForCausalLM:
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(
         Qwen2Config(
@@ -156,7 +156,7 @@ def _make_model(folder: Path) -> Qwen2ForCausalLM:
 
 
 @torch.inference_mode()
-def _publish(model: Qwen2ForCausalLM) -> LeasedVersion:
+def publish(model: Qwen2ForCausalLM) -> LeasedVersion:
     """The model's weights as a version that needs no relay."""
     tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     data = b"".join(tensor.contiguous().numpy().tobytes() for tensor in tensors.values())

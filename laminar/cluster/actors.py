@@ -8,7 +8,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from laminar.control.messages import (
     ReplicaStarted,
     Score,
     Scored,
+    SenderReport,
     TrajectoryId,
     VersionComplete,
     VersionEvicted,
@@ -60,20 +60,19 @@ class RolloutActor:
     async def start(self) -> ReplicaStarted:
         from laminar.envs.sandbox.build import reach_sandbox
         from laminar.envs.sandbox.channel import Address
-        from laminar.relay.lease import lease
+        from laminar.relay.lease import Reader
         from laminar.rollout.build import build_worker
 
-        take_lease = partial(
-            lease,
-            self._secrets.run_id,
-            self._machine,
-            self._secrets.token,
-            deadline_s=self._config.faults.load_deadline_s,
-        )
+        deadline_s = self._config.faults.load_deadline_s
+        self._reader = Reader(self._secrets.run_id, self._machine, self._secrets.token)
         address = Address(self._secrets.run_id, self._machine, self._secrets.token)
         self._sandbox = reach_sandbox(self._config.sandbox, address)
-        self._worker = build_worker(
-            self._replica, self._machine, self._config, lambda version: take_lease(version=version), self._sandbox
+        self._worker = await build_worker(
+            self._replica,
+            self._machine,
+            self._config,
+            lambda version: self._reader.lease(version, deadline_s),
+            self._sandbox,
         )
         return self._worker.start()
 
@@ -86,8 +85,8 @@ class RolloutActor:
     async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
         await self._worker.release(command, trajectories)
 
-    async def load(self, command: CommandId, version: int) -> None:
-        await self._worker.load(command, version)
+    async def load(self, command: CommandId, version: int, interrupt: bool) -> None:
+        await self._worker.load(command, version, interrupt=interrupt)
 
     async def close(self) -> None:
         await self._worker.close()
@@ -138,11 +137,24 @@ class RelayActor:
         events: list[VersionComplete | VersionEvicted | RelayReport] = [
             h for h in happenings if isinstance(h, VersionComplete | VersionEvicted)
         ]
-        events.append(RelayReport(self._machine, status.incoming_version, status.incoming_bytes))
+        events.append(
+            RelayReport(
+                self._machine,
+                status.incoming_version,
+                status.incoming_bytes,
+                status.sending_version,
+                status.sending_bytes,
+                status.next_is_lost,
+            )
+        )
         return events, happenings
 
     async def set_next(self, address: tuple[str, int] | None, epoch: int) -> None:
         self._relay.set_next(address, epoch)
+
+    async def send_version(self, version: int, address: tuple[str, int]) -> None:
+        """Send an older version to another machine's relay; raises what kept it from arriving."""
+        await asyncio.to_thread(self._relay.send_version, version, address)
 
     async def retain(self, versions: tuple[int, ...]) -> None:
         self._relay.retain(versions)
@@ -184,22 +196,30 @@ class TrainerActor:
         return self._trainer.num_steps_done
 
     @ray.method(concurrency_group="links")
-    def set_master(self, address: tuple[str, int] | None, epoch: int, num_relays: int) -> None:
-        self._publisher.set_master(address, epoch=epoch, num_relays=num_relays)
+    def set_master(self, address: tuple[str, int] | None, epoch: int) -> None:
+        self._publisher.set_master(address, epoch=epoch)
 
     @ray.method(concurrency_group="links")
-    def sender_events(self) -> "Sequence[SenderHappening]":
-        return self._publisher.sender_events()
+    def sender_report(self) -> "tuple[SenderReport, Sequence[SenderHappening]]":
+        """How far the hand-over is on its way, and what happened to those before, for the run's log."""
+        status = self._publisher.sender_status()
+        report = SenderReport(status.version, status.num_bytes, status.master_is_lost)
+        return report, self._publisher.sender_events()
 
     def train_mini_batch(self, step: int, index: int, experiences: Sequence[Experience]) -> dict[str, float]:
         return self._trainer.train_mini_batch(step, index, experiences)
 
-    def publish(self, version: int, step: int) -> float:
+    def publish(self, version: int, step: int, num_relays: int) -> float:
         """Returns the stall in seconds: the copy into host memory, and the wait for the one before, if any."""
         import torch
 
         stall_s = self._publisher.hand_over(
-            self._trainer.weights(), version=version, step=step, probe=self._trainer.probe(), dtype=torch.float32
+            self._trainer.weights(),
+            version=version,
+            step=step,
+            probe=self._trainer.probe(),
+            dtype=torch.float32,
+            num_relays=num_relays,
         )
         self._trainer.version = version
         return stall_s

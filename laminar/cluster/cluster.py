@@ -31,7 +31,7 @@ from laminar.relay.happenings import VersionSent
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-SENDER_CHECK_S = 1.0
+SENDER_REPORT_INTERVAL_S = 0.1
 CLOSE_DEADLINE_S = 15.0
 """For processes to end by themselves when the run ends; then they are killed."""
 
@@ -131,7 +131,9 @@ class Cluster:
             case m.StartRelay():
                 self._start_relay(command.machine)
             case m.Load():
-                self._tell_replica(command.replica, lambda actor: actor.load.remote(command.id, command.version))
+                self._tell_replica(
+                    command.replica, lambda actor: actor.load.remote(command.id, command.version, command.interrupt)
+                )
             case m.Generate() | m.Resume():
                 tasks = self._payload.tasks(command.trajectories, evaluation=command.evaluation)
                 self._tell_replica(command.replica, lambda actor: actor.generate.remote(tasks, command.evaluation))
@@ -150,6 +152,8 @@ class Cluster:
             case m.SetChain():
                 self._chain = command
                 self._link_chain()
+            case m.Fetch():
+                self._fetch(command)
             case m.RetainVersions():
                 self._retained = command.versions
                 for relay in self._relays.values():
@@ -165,7 +169,8 @@ class Cluster:
 
     def _start_replica(self, id: m.ReplicaId, machine_id: m.MachineId) -> None:
         machine = self._session.machine(machine_id)
-        actor = self._session.place(RolloutActor, machine).remote(id, machine_id, self._config, self._secrets)
+        placed = self._session.place(RolloutActor, machine, num_gpus=self._config.engine.num_gpus)
+        actor = placed.remote(id, machine_id, self._config, self._secrets)
         member = self._replicas[id] = Member(actor, machine)
         member.listening = self._spawn(self._listen_to_replica(id, member))
 
@@ -232,7 +237,15 @@ class Cluster:
             self._spawn(quietly(relay.actor.set_next.remote(address, self._chain.id)))
         if self._trainer is not None and self._trainer_is_up:
             master = relays[0].address if relays else None
-            self._spawn(quietly(self._trainer.actor.set_master.remote(master, self._chain.id, len(relays))))
+            self._spawn(quietly(self._trainer.actor.set_master.remote(master, self._chain.id)))
+
+    def _fetch(self, command: m.Fetch) -> None:
+        source, target = self._relays.get(command.source), self._relays.get(command.machine)
+        if source is None or target is None or target.address is None:
+            self._emit(m.CommandFailed(command.id, "a relay of it is not up any more"))
+            return
+        call = source.actor.send_version.remote(command.version, target.address)
+        self._spawn(self._report_failure(call, lambda cause: m.CommandFailed(command.id, cause)))
 
     # ------------------------------------------------------------------------------------------------- trainer
 
@@ -258,11 +271,16 @@ class Cluster:
         self._spawn(self._listen_to_sender(actor))
 
     async def _listen_to_sender(self, trainer: Any) -> None:
-        """What becomes of versions handed over: control sees it when they are complete, the log says it by name."""
+        """How far a hand-over is, for control, while one is on its way; what becomes of them, for the log."""
+        told: int | None = None
         with suppress(RayError):
             while True:
-                await asyncio.sleep(SENDER_CHECK_S)
-                for happening in await trainer.sender_events.remote():
+                await asyncio.sleep(SENDER_REPORT_INTERVAL_S)
+                report, happenings = await trainer.sender_report.remote()
+                if report.version is not None or told is not None:
+                    self._emit(report)
+                told = report.version
+                for happening in happenings:
                     if not isinstance(happening, VersionSent):
                         log.warning("the trainer's sender: %s", happening)
 
@@ -276,7 +294,10 @@ class Cluster:
             self._emit(m.MiniBatchTrained(command.id, command.step, command.index))
 
     async def _publish(self, command: m.Publish) -> None:
-        stall_s = await self._ask_trainer(command.id, lambda actor: actor.publish.remote(command.version, command.step))
+        num_relays = len(self._chain.machines) if self._chain is not None else 1
+        stall_s = await self._ask_trainer(
+            command.id, lambda actor: actor.publish.remote(command.version, command.step, num_relays)
+        )
         if stall_s is not None:
             self._emit(m.HandedOver(command.id, command.version, stall_s))
 

@@ -19,7 +19,7 @@ from laminar.data.experience_buffer import ExperienceBuffer
 from laminar.data.journal import Journal
 from laminar.data.partial_pool import PartialResponsePool
 from laminar.data.prompt_pool import PromptPool
-from laminar.data.records import Experience, Prompt, ScoringTask, Task, WorkerReport
+from laminar.data.records import Experience, KvParcel, Prompt, ScoringTask, Task, WorkerReport
 
 
 class Payload:
@@ -38,6 +38,8 @@ class Payload:
         self._experiences = ExperienceBuffer()
         self._finished: dict[TrajectoryId, Finished] = {}
         self._prompt_of: dict[TrajectoryId, Prompt] = {}
+        self._kv: dict[TrajectoryId, KvParcel] = {}
+        """Of released trajectories, until they are given to another replica."""
 
     def restore(self, state: ClusterState) -> None:
         """Take back from the journal what the state still speaks of; forget the rest."""
@@ -50,6 +52,7 @@ class Payload:
                 self._add_experience(trajectory.id, trajectory.group, trajectory.score)
 
     def store(self, report: WorkerReport) -> None:
+        self._kv |= {parcel.trajectory: parcel for parcel in report.kv}
         if not isinstance(report.event, ReplicaReport):
             return
         taken_in = [delta for delta in report.tokens if self._partial.apply(delta)]
@@ -67,7 +70,8 @@ class Payload:
             response = self._partial.response(a.trajectory)
             seed = self._seed_of(a.trajectory)
             token_ids, loss_mask = tuple(response.token_ids), tuple(response.loss_mask)
-            tasks.append(Task(a.trajectory, a.attempt, prompt, token_ids, loss_mask, seed))
+            kv = self._kv.pop(a.trajectory, None)
+            tasks.append(Task(a.trajectory, a.attempt, prompt, token_ids, loss_mask, seed, kv))
         return tasks
 
     def scoring_tasks(self, assignments: Sequence[Assignment], *, evaluation: bool) -> list[ScoringTask]:
@@ -102,6 +106,7 @@ class Payload:
         for id in trajectories:
             self._finished.pop(id, None)
             self._prompt_of.pop(id, None)
+            self._kv.pop(id, None)
 
     def close(self) -> None:
         self._journal.close()

@@ -45,8 +45,30 @@ class RaySession:
     def machine(self, id: MachineId) -> Machine:
         return self.machines[id]
 
-    def place(self, actor: type, machine: Machine, *, concurrency_groups: dict[str, int] | None = None) -> Any:
-        """The actor class, ready for `.remote(…)`, to run on this machine."""
+    def refuse_too_few_gpus(self, num_gpus: int, *, num_replicas: int) -> None:
+        """Raise ValueError if a machine cannot hold its share of the replicas, which would wait for GPUs for ever."""
+        gpus_of = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in self._ray.nodes() if node["Alive"]}
+        # Emulated machines share this one's GPUs; others have their own, and get their share of the replicas.
+        emulated = self._config.address == "local"
+        share = num_replicas if emulated else -(-num_replicas // len(self.machines))
+        for machine in self.machines:
+            found = sum(gpus_of.values()) if machine.node_id is None else gpus_of[machine.node_id]
+            if num_gpus * share > found:
+                raise ValueError(
+                    f"machine {machine.id} ({machine.host}) has {found} GPUs, and its share of "
+                    f"rollout.num_replicas={num_replicas} is {share} replicas of {num_gpus} GPUs "
+                    "(engine.tensor_parallel_size); lower one of them, or add machines"
+                )
+
+    def place(
+        self,
+        actor: type,
+        machine: Machine,
+        *,
+        num_gpus: int = 0,
+        concurrency_groups: dict[str, int] | None = None,
+    ) -> Any:
+        """The actor class, ready for `.remote(…)`, to run on this machine with so many of its GPUs to itself."""
         if machine.node_id is None:
             where: dict[str, Any] = {"resources": {f"machine_{machine.id}": 1}, "num_cpus": 0}
         else:
@@ -56,7 +78,7 @@ class RaySession:
             where = {"scheduling_strategy": strategy, "num_cpus": self._config.cpus_per_process}
         one_thread = {"env_vars": {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
         remote: Any = self._ray.remote(concurrency_groups=concurrency_groups or {})  # pyright: ignore[reportCallIssue]
-        return remote(actor).options(max_restarts=0, runtime_env=one_thread, **where)
+        return remote(actor).options(max_restarts=0, runtime_env=one_thread, num_gpus=num_gpus, **where)
 
     def close(self) -> None:
         self._ray.shutdown()

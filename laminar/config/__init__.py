@@ -3,6 +3,15 @@
 from laminar.config.cluster import ClusterConfig, FaultsConfig, ObserveConfig, RelayConfig
 from laminar.config.config import Config
 from laminar.config.data import BatchConfig, BufferConfig, DataConfig, ModelConfig
+from laminar.config.losses import (
+    CispoLoss,
+    DecoupledPpoLoss,
+    DrGrpoLoss,
+    GrpoLoss,
+    GspoLoss,
+    LossConfig,
+    TisLoss,
+)
 from laminar.config.rollout import (
     EmbeddedEngineConfig,
     EngineConfig,
@@ -11,31 +20,48 @@ from laminar.config.rollout import (
     RepackConfig,
     RewardConfig,
     RolloutConfig,
+    VllmEngineConfig,
 )
 from laminar.config.sandbox import HttpSandboxConfig, LocalSandboxConfig, SandboxConfig
-from laminar.config.schedule import ScheduleConfig, SynchronousSchedule, TrajectoryLevelSchedule
+from laminar.config.schedule import (
+    OneStepStaleSchedule,
+    PartialRolloutSchedule,
+    ScheduleConfig,
+    StreamingSchedule,
+    SynchronousSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
-from laminar.config.train import CheckpointConfig, TrainerConfig
+from laminar.config.train import CheckpointConfig, OverlongConfig, TrainerConfig
 
 __all__ = [
     "BatchConfig",
     "BufferConfig",
     "CheckpointConfig",
+    "CispoLoss",
     "ClusterConfig",
     "Config",
     "Count",
     "DataConfig",
+    "DecoupledPpoLoss",
+    "DrGrpoLoss",
     "EmbeddedEngineConfig",
     "EngineConfig",
     "EvaluationConfig",
     "FaultsConfig",
     "Fraction",
     "FunctionPath",
+    "GrpoLoss",
+    "GspoLoss",
     "HttpSandboxConfig",
     "LocalSandboxConfig",
+    "LossConfig",
     "ModelConfig",
     "ObserveConfig",
+    "OneStepStaleSchedule",
+    "OverlongConfig",
     "PacedConfig",
+    "PartialRolloutSchedule",
     "RelayConfig",
     "RepackConfig",
     "RewardConfig",
@@ -44,7 +70,10 @@ __all__ = [
     "ScheduleConfig",
     "Seconds",
     "Section",
+    "StreamingSchedule",
     "SynchronousSchedule",
+    "TisLoss",
     "TrainerConfig",
     "TrajectoryLevelSchedule",
+    "VllmEngineConfig",
 ]

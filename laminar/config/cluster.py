@@ -1,6 +1,6 @@
 """Settings of the machines: relays, deadlines, Ray, what is written down."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,8 @@ class RelayConfig(Section):
     """Start-up time of one message on the link between machines."""
     link_bytes_per_s: Annotated[float, Field(gt=0)] = 3e9
     """Bandwidth of the link between machines."""
+    transport: Literal["sockets", "nixl"] = "sockets"
+    """What carries weights between machines: plain sockets, or NIXL (UCX: InfiniBand, RoCE, TCP; extra `rdma`)."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port of every relay; 0: any free one."""
     publish_deadline_s: Seconds = 60.0
@@ -49,5 +51,7 @@ class ClusterConfig(Section):
 class ObserveConfig(Section):
     tensorboard: bool = True
     """Whether metrics also go to TensorBoard files in the run's folder; metrics.jsonl always does."""
+    wandb_project: str | None = None
+    """Weights & Biases project that metrics also go to (the `wandb` extra); none: nothing is sent anywhere."""
     snapshot_interval_events: Count = 20000
     """Events between two snapshots of the control state, where the event log rotates."""

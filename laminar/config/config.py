@@ -10,12 +10,18 @@ from laminar.config.rollout import (
     EmbeddedEngineConfig,
     EngineConfig,
     EvaluationConfig,
+    PacedConfig,
     RepackConfig,
     RewardConfig,
     RolloutConfig,
 )
 from laminar.config.sandbox import LocalSandboxConfig, SandboxConfig
-from laminar.config.schedule import ScheduleConfig, TrajectoryLevelSchedule
+from laminar.config.schedule import (
+    OneStepStaleSchedule,
+    ScheduleConfig,
+    StreamingSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.config.section import Section
 from laminar.config.train import CheckpointConfig, TrainerConfig
 
@@ -49,9 +55,19 @@ class Config(Section):
         return min(in_data, self.trainer.num_steps or in_data)
 
     @property
-    def scored_by(self) -> str | None:
-        """What gives rewards: a function, else the environment; none: the rule of laminar/envs/math_answer.py."""
-        return self.reward.function or self.rollout.environment
+    def num_trajectory_tokens_max(self) -> int:
+        """Tokens of the longest trajectory, its prompt included."""
+        return self.data.prompt_tokens_max + self.data.response_tokens_max
+
+    @property
+    def paced(self) -> PacedConfig | None:
+        """What the engine's steps are held back to, if they are."""
+        return self.engine.paced if isinstance(self.engine, EmbeddedEngineConfig) else None
+
+    @property
+    def scored_by(self) -> str:
+        """What gives rewards: the function that is named, else the environment, else the rule `math_answer`."""
+        return self.reward.function or self.rollout.environment or "math_answer"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
@@ -59,6 +75,11 @@ class Config(Section):
             raise ValueError(
                 f"buffer.capacity_steps={self.buffer.capacity_steps} holds less than one step, so no step would "
                 "ever start; set it to 1 or more"
+            )
+        if isinstance(self.schedule, OneStepStaleSchedule | StreamingSchedule) and self.buffer.capacity_steps < 2:
+            raise ValueError(
+                f"buffer.capacity_steps={self.buffer.capacity_steps:g} has no room for the batch that "
+                f"schedule.kind={self.schedule.kind} generates while another is trained; set it to 2 or more"
             )
         if self.batch.num_prompts_per_step % self.batch.num_mini_batches:
             raise ValueError(
@@ -78,15 +99,26 @@ class Config(Section):
                 f"faults.report_deadline_s={self.faults.report_deadline_s:g}: every replica would be taken for lost; "
                 "set the deadline to twice the interval or more"
             )
+        if self.trainer.learning_rate_schedule != "constant" and self.trainer.num_steps is None:
+            raise ValueError(
+                f"trainer.learning_rate_schedule={self.trainer.learning_rate_schedule} falls until the last step, and "
+                "trainer.num_steps does not say which that is; set it (`laminar run --dry-run` counts the steps that "
+                "the data gives)"
+            )
+        if self.trainer.overlong.buffer_tokens > self.data.response_tokens_max:
+            raise ValueError(
+                f"trainer.overlong.buffer_tokens={self.trainer.overlong.buffer_tokens} is more than "
+                f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
+                "on; lower it"
+            )
         rollout = self.rollout
         if rollout.environment == "math_with_code" and rollout.num_turns_max < 2:
             raise ValueError(
                 f"rollout.num_turns_max={rollout.num_turns_max} leaves no turn after a tool call; set it to "
                 "rollout.num_tool_calls_max + 1"
             )
-        longest = self.data.prompt_tokens_max + self.data.response_tokens_max
-        num_blocks = self.engine.kv_capacity_tokens // self.engine.block_tokens
-        if longest > num_blocks * self.engine.block_tokens:
+        longest, room = self.num_trajectory_tokens_max, self.engine.kv_tokens_max
+        if room is not None and longest > room:
             raise ValueError(
                 f"one trajectory may need data.prompt_tokens_max + data.response_tokens_max = {longest} KV tokens, "
                 f"more than engine.kv_capacity_tokens={self.engine.kv_capacity_tokens} holds in whole blocks of "

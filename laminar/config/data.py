@@ -38,7 +38,11 @@ class BatchConfig(Section):
     group_size: Annotated[int, Field(ge=2)] = 16
     """Trajectories a prompt group."""
     num_mini_batches: Count = 16
-    """Optimizer updates a step; each takes an equal share of the step's prompt groups."""
+    """Optimizer updates a step, on an equal share of its prompt groups each; a smaller step makes fewer updates."""
+
+    @property
+    def num_prompts_per_mini_batch(self) -> int:
+        return self.num_prompts_per_step // self.num_mini_batches
 
     @property
     def num_trajectories_per_step(self) -> int:

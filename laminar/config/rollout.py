@@ -1,8 +1,8 @@
 """Settings of generation: engines, replicas, repack, rewards, evaluation."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from laminar.config.section import Count, Fraction, FunctionPath, Seconds, Section
 
@@ -37,8 +37,83 @@ class EmbeddedEngineConfig(Section):
     paced: PacedConfig | None = None
     """Off by default; when on, every report says so."""
 
+    @property
+    def num_gpus(self) -> int:
+        """That one replica reserves."""
+        return 0
 
-EngineConfig = EmbeddedEngineConfig
+    @property
+    def kv_tokens_max(self) -> int:
+        """What one trajectory may take: the budget in whole blocks."""
+        return self.kv_capacity_tokens // self.block_tokens * self.block_tokens
+
+
+class VllmEngineConfig(Section):
+    """vLLM, in processes of its own beside the replica's: one for its scheduler, one for each tensor-parallel rank."""
+
+    kind: Literal["vllm"] = "vllm"
+    """Which engine decodes; this one is an extra: `pip install 'laminar-rl[vllm]'`."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """What vLLM was installed for; with `cuda` a replica reserves `tensor_parallel_size` GPUs of its machine."""
+    tensor_parallel_size: Count = 1
+    """GPUs of one replica, all in one machine."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """What the weights are served in, whatever they are published in; also the dtype of the KV cache."""
+    num_slots: Count = 256
+    """Trajectories that may decode at once."""
+    kv_capacity_tokens: Count | None = None
+    """KV budget, in tokens; none: what `device_memory_ratio` leaves beside the weights. Needed with `cpu`."""
+    block_tokens: Annotated[int, Field(gt=0, multiple_of=16)] = 32
+    """Tokens a KV block; with `cpu` a multiple of 32."""
+    prefill_chunk_tokens: Count = 8192
+    """Tokens, of prompts and of trajectories that decode, taken in by one engine step."""
+    device_memory_ratio: Fraction = 0.85
+    """Share of each GPU's memory that the engine takes: weights, KV cache and activations."""
+    device_memory_gib: Annotated[float, Field(gt=0)] = 80.0
+    """Memory of one GPU, for the arithmetic of `--dry-run` alone; a run measures it."""
+    eager: bool = False
+    """Whether to do without CUDA graphs and compilation: starts sooner, decodes slower."""
+    step_deadline_s: Seconds = 60.0
+    """An engine that has work and makes no step for so long is taken for dead."""
+
+    @property
+    def num_gpus(self) -> int:
+        """That one replica reserves."""
+        return self.tensor_parallel_size if self.device == "cuda" else 0
+
+    @property
+    def kv_tokens_max(self) -> int | None:
+        """What one trajectory may take: the budget in whole blocks; none: known only once the engine is up."""
+        if self.kv_capacity_tokens is None:
+            return None
+        return self.kv_capacity_tokens // self.block_tokens * self.block_tokens
+
+    @model_validator(mode="after")
+    def _fits_device(self) -> "VllmEngineConfig":
+        if self.device == "cpu" and self.kv_capacity_tokens is None:
+            raise ValueError(
+                "kind: vllm with device: cpu needs kv_capacity_tokens: memory of the host is not the engine's to fill"
+            )
+        if self.device == "cpu" and self.block_tokens % 32:
+            raise ValueError(f"block_tokens={self.block_tokens} with device: cpu; set it to a multiple of 32")
+        return self
+
+
+def _engine_kind(engine: Any) -> str:
+    """Settings that name no kind are the embedded engine's."""
+    match engine:
+        case {"kind": kind}:
+            return str(kind)
+        case VllmEngineConfig():
+            return engine.kind
+        case _:
+            return "embedded"
+
+
+EngineConfig = Annotated[
+    Annotated[EmbeddedEngineConfig, Tag("embedded")] | Annotated[VllmEngineConfig, Tag("vllm")],
+    Discriminator(_engine_kind),
+]
 
 
 class RolloutConfig(Section):
@@ -50,6 +125,8 @@ class RolloutConfig(Section):
     """Sampling temperature of training trajectories; log-probs are taken at the same."""
     report_interval_s: Seconds = 0.1
     """How often a replica reports; a report is also its heartbeat."""
+    move_kv: bool = False
+    """Whether a trajectory that moves within a machine takes its KV cache along, where engines can (embedded)."""
     environment: Literal["math_with_code"] | FunctionPath | None = None
     """`math_with_code`, or `path.py:Class` of one of yours (laminar/envs/env.py); none: single-turn."""
     environment_timeout_s: Seconds = 60.0
@@ -81,9 +158,10 @@ class RepackConfig(Section):
 
 
 class RewardConfig(Section):
-    function: FunctionPath | None = None
-    """`path.py:name` of a verl-style compute_score; none: the environment's `score`, by default exact match of the last
-    `Answer:` line."""
+    function: Literal["math_answer", "dapo", "math_verify"] | FunctionPath | None = None
+    """`path.py:name` of a verl-style compute_score, or a rule: exact match of the last `Answer:` or box, 1 or 0; that
+    of DAPO, 1 or -1; equality in value by math-verify (the `math` extra), 1 or 0. None: the environment's `score`,
+    `math_answer` unless it says otherwise."""
     timeout_s: Seconds = 10.0
     """A call that takes longer is killed, counted, and tried once more; then its trajectory is dropped by name."""
     num_workers: Count = 1
@@ -96,7 +174,9 @@ class EvaluationConfig(Section):
     num_prompts_max: Count = 512
     """Held-out problems an evaluation: the first ones of `data.val_files`."""
     num_responses_per_prompt: Count = 1
-    """Responses a held-out problem."""
+    """Responses a held-out problem: the k of avg@k, and the largest of pass@k."""
+    pass_score_min: float = 1.0
+    """A response passes if its score is at least this."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """0: greedy."""
     top_p: Fraction = 1.0

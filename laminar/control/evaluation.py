@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from laminar.config import Config
 from laminar.control import groups
 from laminar.control.messages import AnyCommand, Assignment, Generate, PromptId
-from laminar.control.state import ClusterState, Evaluation, Replica
+from laminar.control.state import ClusterState, Evaluation, Outcomes, Replica
 from laminar.control.training import steps_done
 
 
@@ -53,6 +53,6 @@ def start(
         group, members = groups.dispatch(
             state, PromptId(prompt), config.evaluation.num_responses_per_prompt, replica, now, evaluation=True
         )
-        evaluation.groups[group.id] = None
+        evaluation.groups[group.id] = Outcomes()
         assignments += members
     yield Generate(state.new_command(), replica.id, evaluation.version, tuple(assignments), evaluation=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from laminar.config import Config
-from laminar.control import broadcast, scoring
+from laminar.control import broadcast, fetch, scoring
 from laminar.control.manager import make_homeless
 from laminar.control.messages import (
     AnyCommand,
@@ -18,7 +18,8 @@ from laminar.control.messages import (
     StartReplica,
     StopReplica,
 )
-from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase
+from laminar.control.trajectory_state import TrajectoryState
 
 NUM_FAILED_SAVES_MAX = 3
 """Checkpoints that may fail one after the other before the run ends: a full disk does not empty itself."""
@@ -26,8 +27,11 @@ NUM_FAILED_SAVES_MAX = 3
 
 def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
     """At every tick. If the controller itself stalled, nobody else is to blame: all deadlines start again."""
-    stalled = state.ticked_at_s is not None and now - state.ticked_at_s > config.faults.report_deadline_s / 2
+    gap_s = 0.0 if state.ticked_at_s is None else now - state.ticked_at_s
+    stalled = gap_s > config.faults.report_deadline_s / 2
     state.ticked_at_s = now
+    if gap_s > broadcast.STALL_S / 2:
+        broadcast.restart_clocks(state, now)
     if stalled:
         state.counters.num_controller_stalls += 1
         _restart_deadlines(state, now)
@@ -38,6 +42,7 @@ def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator
             doing = "reported nothing" if replica.started else "did not start"
             yield from lose_replica(state, config, replica.id, f"{doing} for {limit_s:g} s", now)
     yield from _check_relays(state, config, now)
+    yield from broadcast.pass_by_stalled(state, now)
     if state.trainer.phase is TrainerPhase.STARTING and now - state.started_at_s > config.faults.start_deadline_s:
         yield end(state, failed=True, cause=f"the trainer did not start for {config.faults.start_deadline_s:g} s")
         return
@@ -94,6 +99,7 @@ def lose_relay(state: ClusterState, config: Config, machine: MachineId, cause: s
     if machine not in state.relays:
         state.counters.num_late_messages += 1
         return
+    fetch.forget(state, machine)
     yield broadcast.leave(state, machine, now)
     if _may_replace(state, config):
         yield StartRelay(state.new_command(), machine, cause)
@@ -126,6 +132,8 @@ def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str,
             state.trainer.num_failed_saves += 1
             if state.stopping is not None or state.trainer.num_failed_saves > NUM_FAILED_SAVES_MAX:
                 yield end(state, failed=True, cause=f"the checkpoint of step {state.trainer.step} failed: {cause}")
+        case Awaited.FETCH:
+            fetch.fail(state, now)
         case Awaited.MINI_BATCH | Awaited.HAND_OVER:
             yield end(state, failed=True, cause=f"the trainer failed: {cause}")
         case _:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from laminar.config import Config
 from laminar.control.messages import AnyCommand, Assignment, Forget, GroupId, PromptId, TrajectoryId
 from laminar.control.staleness import note_finished
-from laminar.control.state import UNFINISHED, ClusterState, Evaluation, Group, Replica, Trajectory, TrajectoryState
+from laminar.control.state import ClusterState, Evaluation, Replica
+from laminar.control.trajectory_state import UNFINISHED, Group, Segment, Trajectory, TrajectoryState
 
 NUM_FAILURES_MAX = 1
 """Failures of one trajectory that are forgiven with another try."""
@@ -20,7 +21,9 @@ def dispatch(
     state: ClusterState, prompt: PromptId, size: int, replica: Replica, now: float, *, evaluation: bool
 ) -> tuple[Group, list[Assignment]]:
     """Create a prompt group on a replica, at the version that it holds."""
-    group = Group(GroupId(state.next_group), prompt, evaluation, [])
+    assert replica.version is not None, f"{replica} would generate without weights"
+    segment = Segment(0, replica.version)
+    group = Group(GroupId(state.next_group), prompt, evaluation, [], replica.version)
     state.next_group += 1
     state.groups[group.id] = group
     if not evaluation:
@@ -30,7 +33,7 @@ def dispatch(
         id = TrajectoryId(state.next_trajectory)
         state.next_trajectory += 1
         state.trajectories[id] = Trajectory(
-            id, group.id, prompt, evaluation, TrajectoryState.QUEUED, replica.id, None, replica.version, now
+            id, group.id, prompt, evaluation, TrajectoryState.QUEUED, replica.id, None, now, [segment]
         )
         group.trajectories.append(id)
         replica.trajectories[id] = None
@@ -48,6 +51,7 @@ def finish(state: ClusterState, trajectory: Trajectory, num_tokens: int, *, trun
     leave_replica(state, trajectory)
     trajectory.state = TrajectoryState.FINISHED
     trajectory.num_tokens = num_tokens
+    trajectory.drop_empty_segments()
     trajectory.truncated = truncated
     note_finished(state, trajectory)
 
@@ -56,7 +60,7 @@ def score(state: ClusterState, config: Config, trajectory: Trajectory, value: fl
     trajectory.state = TrajectoryState.SCORED
     trajectory.score = value
     if trajectory.evaluation:
-        yield from _end_evaluated(state, trajectory)
+        yield from _end_evaluated(state, config, trajectory)
     else:
         yield from _settle(state, config, state.groups[trajectory.group])
 
@@ -77,7 +81,7 @@ def fail(state: ClusterState, config: Config, trajectory: Trajectory, cause: str
 def restart(state: ClusterState, trajectory: Trajectory) -> None:
     """Its version is gone for good: it starts again, alone, at the newest one."""
     state.counters.num_trajectories_restarted += 1
-    trajectory.version = None
+    trajectory.segments.clear()
     trajectory.num_tokens = 0
     trajectory.state = TrajectoryState.QUEUED
 
@@ -160,10 +164,14 @@ def _remove(state: ClusterState, trajectory: Trajectory, cause: str) -> None:
     dropped[cause] = dropped.get(cause, 0) + 1
 
 
-def _end_evaluated(state: ClusterState, trajectory: Trajectory) -> Iterator[AnyCommand]:
+def _end_evaluated(state: ClusterState, config: Config, trajectory: Trajectory) -> Iterator[AnyCommand]:
+    assert trajectory.score is not None, f"{trajectory} is not scored"
     evaluation = _evaluation_of(state, trajectory)
     evaluation.num_scored += 1
-    evaluation.score_sum += trajectory.score or 0.0
+    evaluation.score_sum += trajectory.score
+    outcomes = evaluation.groups[trajectory.group]
+    outcomes.num_scored += 1
+    outcomes.num_passed += trajectory.score >= config.evaluation.pass_score_min
     state.groups[trajectory.group].trajectories.remove(trajectory.id)
     del state.trajectories[trajectory.id]
     state.evaluation_ledger.evaluated += 1
@@ -178,5 +186,7 @@ def _evaluation_of(state: ClusterState, trajectory: Trajectory) -> Evaluation:
 def _close_if_empty(state: ClusterState, evaluation: Evaluation, group: GroupId) -> None:
     if not state.groups[group].trajectories:
         del state.groups[group]
-        del evaluation.groups[group]
+        outcomes = evaluation.groups.pop(group)
+        passed = evaluation.num_prompts.setdefault(outcomes.num_scored, {})
+        passed[outcomes.num_passed] = passed.get(outcomes.num_passed, 0) + 1
         evaluation.ended = not evaluation.groups

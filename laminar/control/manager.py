@@ -7,7 +7,8 @@ from laminar.control import evaluation, groups
 from laminar.control.messages import AnyCommand, Generate, Load, ReplicaId, Resume, TrajectoryId
 from laminar.control.prompts import PromptOrder
 from laminar.control.schedules.schedule import Schedule
-from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase, Trajectory, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase
+from laminar.control.trajectory_state import Trajectory, TrajectoryState
 
 
 class Manager:
@@ -21,27 +22,44 @@ class Manager:
 
     def serve(self, state: ClusterState, now: float) -> Iterator[AnyCommand]:
         """Start whatever the new state allows on the replicas."""
+        if self._schedule.interrupts:
+            yield from self._interrupt(state, now)
         if state.homeless:
             yield from self._house(state)
-        empty = [replica for replica in state.replicas.values() if replica.empty]
-        if not empty or not (state.homeless or evaluation.due(state) or self._num_groups(state, len(empty)) > 0):
+        if state.homeless or evaluation.due(state):
+            for replica in state.replicas.values():
+                if replica.empty:
+                    yield from self._serve_first(state, replica, now)
+        if state.stopping is not None or not self.more_will_come(state):
             return
-        for num_served, replica in enumerate(empty):
-            yield from self._next_work(state, replica, len(empty) - num_served, now)
+        takers = self._schedule.takers(state)
+        for num_served, replica in enumerate(takers):
+            yield from self._admit(state, replica, len(takers) - num_served, now)
 
     def more_will_come(self, state: ClusterState) -> bool:
-        """Whether groups beyond those dispatched may still be dispatched for the step to come."""
+        """Whether groups beyond those dispatched may still be dispatched."""
         return self._order.num_left(state) > 0 and not self._refill_exhausted(state)
+
+    def _interrupt(self, state: ClusterState, now: float) -> Iterator[AnyCommand]:
+        """Let each replica that decodes take the newest weights of its machine; held-out ones stay at theirs."""
+        for replica in state.replicas.values():
+            if not replica.trajectories or replica.evaluating or replica.loading is not None:
+                continue
+            newest = state.newest_complete(replica.machine)
+            assert replica.version is not None, f"{replica} decodes without weights"
+            if newest is not None and newest > replica.version:
+                state.counters.num_interrupts += 1
+                yield self._load(state, replica, newest, now, interrupt=True)
 
     # ------------------------------------------------------------------------------------- homeless trajectories
 
     def _house(self, state: ClusterState) -> Iterator[AnyCommand]:
         """Resume each on the least loaded replica of its own version; restart those whose version is gone.
 
-        Those that start again at the newest version are spread: no replica takes more than its share of them.
+        Those that need no version are spread over the replicas of the newest: none takes more than its share of them.
         """
         chosen: dict[ReplicaId, list[Trajectory]] = {}
-        for (version, is_evaluation), ids in _by_version(state).items():
+        for (version, is_evaluation), ids in self._by_version(state).items():
             if version is not None and not self._version_survives(state, version):
                 yield from self._give_up_version(state, ids)
                 continue
@@ -55,6 +73,15 @@ class Manager:
                 chosen.setdefault(home.id, []).append(state.trajectories[id])
         for home_id, trajectories in chosen.items():
             yield resume(state, state.replicas[home_id], trajectories)
+
+    def _by_version(self, state: ClusterState) -> dict[tuple[int | None, bool], list[TrajectoryId]]:
+        """Homeless trajectories by the version they need (none: the newest) and whether they are held-out ones."""
+        found: dict[tuple[int | None, bool], list[TrajectoryId]] = {}
+        for trajectory in (state.trajectories[id] for id in state.homeless):
+            any_version = self._schedule.interrupts and not trajectory.evaluation
+            needed = None if any_version else trajectory.version
+            found.setdefault((needed, trajectory.evaluation), []).append(trajectory.id)
+        return found
 
     def _give_up_version(self, state: ClusterState, ids: list[TrajectoryId]) -> Iterator[AnyCommand]:
         """No relay and no replica holds it any more: a held-out measurement of it ends, the others start again."""
@@ -78,10 +105,11 @@ class Manager:
         ]
 
     def _num_restarted_max(self, state: ClusterState) -> int:
-        """Trajectories that a replica may hold and still take restarted ones: a batch, or an equal share of all."""
+        """Trajectories that a replica may hold and still take ones without version: a batch, or an equal share."""
         batch = self._config.rollout.num_groups_per_replica_max * self._config.batch.group_size
-        num_replicas = sum(not r.evaluating for r in state.replicas.values())
-        return min(batch, -(-len(state.homeless) // max(1, num_replicas)) + self._config.batch.group_size)
+        serving = [r for r in state.replicas.values() if not r.evaluating]
+        num_unfinished = len(state.homeless) + sum(len(r.trajectories) for r in serving)
+        return min(batch, -(-num_unfinished // max(1, len(serving))) + self._config.batch.group_size)
 
     def _version_survives(self, state: ClusterState, version: int) -> bool:
         on_relay = any(version in relay.complete for relay in state.relays.values())
@@ -89,7 +117,8 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------- empty replicas
 
-    def _next_work(self, state: ClusterState, replica: Replica, num_empty: int, now: float) -> Iterator[AnyCommand]:
+    def _serve_first(self, state: ClusterState, replica: Replica, now: float) -> Iterator[AnyCommand]:
+        """What comes before new prompt groups: trajectories without a home, evaluations."""
         if (version := self._version_awaited_here(state, replica)) is not None:
             yield self._load(state, replica, version, now)
         elif (due := evaluation.due(state)) and self._may_evaluate(state, replica, due.version):
@@ -97,15 +126,19 @@ class Manager:
                 yield from evaluation.start(state, self._config, due, replica, self._num_evaluation_prompts, now)
             else:
                 yield self._load(state, replica, due.version, now)
-        elif (num_groups := self._num_groups(state, num_empty)) > 0:
-            version = self._version_for_batch(state, replica, now)
-            if version is None:
-                return
-            if version == replica.version:
-                yield self._generate(state, replica, num_groups, now)
-            else:
-                state.counters.num_refreshes += replica.version is not None
-                yield self._load(state, replica, version, now)
+
+    def _admit(self, state: ClusterState, replica: Replica, num_takers: int, now: float) -> Iterator[AnyCommand]:
+        """Give it new prompt groups, or first the weights that they are to be sampled from."""
+        version = self._version_for_batch(state, replica, now)
+        if version is None:
+            return
+        wanted = self._schedule.num_groups_wanted(state, replica, version, num_takers)
+        num_groups = min(wanted, self._order.num_left(state))
+        if num_groups > 0 and version == replica.version:
+            yield self._generate(state, replica, num_groups, now)
+        elif num_groups > 0:
+            state.counters.num_refreshes += replica.version is not None
+            yield self._load(state, replica, version, now)
 
     def _version_awaited_here(self, state: ClusterState, replica: Replica) -> int | None:
         """The version of the oldest homeless trajectory that this replica could load, unless one is loading it.
@@ -113,7 +146,7 @@ class Manager:
         The newest one, for those that start again, any number of replicas may load.
         """
         available = state.versions_complete(replica.machine)
-        for version, _ in _by_version(state):
+        for version, _ in self._by_version(state):
             wanted = state.trainer.version if version is None else version
             is_free = version is None or not self._is_loading(state, wanted)
             if wanted != replica.version and wanted in available and is_free:
@@ -132,13 +165,6 @@ class Manager:
             for p in state.pending.values()
         )
 
-    def _num_groups(self, state: ClusterState, num_empty: int) -> int:
-        if state.stopping is not None or self._refill_exhausted(state):
-            return 0
-        wanted = self._schedule.num_groups_wanted(state, self._config, num_empty)
-        limit = self._config.rollout.num_groups_per_replica_max
-        return min(wanted, limit, self._order.num_left(state))
-
     def _refill_exhausted(self, state: ClusterState) -> bool:
         """Whether the filter has dropped so many groups since the last step that no more are admitted for it."""
         batch, factor = self._config.batch, self._config.buffer.max_refill_factor
@@ -150,17 +176,19 @@ class Manager:
         available = state.versions_complete(replica.machine)
         newest_here = max(available[-1] if available else -1, -1 if replica.version is None else replica.version)
         is_coming = trainer.phase is TrainerPhase.PUBLISHING or newest_here < trainer.version
-        wait_max_s = self._config.relay.refresh_wait_max_s
+        wait_max_s = self._schedule.refresh_wait_max_s
         is_near = trainer.broadcast_s <= wait_max_s and now < trainer.published_at_s + wait_max_s
-        if newest_here < 0 or (is_coming and (is_near or self._schedule.newest_only)):
+        if newest_here < 0 or (is_coming and is_near):
             return None
         return newest_here
 
-    def _load(self, state: ClusterState, replica: Replica, version: int, now: float) -> Load:
+    def _load(
+        self, state: ClusterState, replica: Replica, version: int, now: float, *, interrupt: bool = False
+    ) -> Load:
         replica.loading = state.expect(
             Awaited.LOAD, now, self._config.faults.load_deadline_s, replica=replica.id, version=version
         )
-        return Load(replica.loading, replica.id, version)
+        return Load(replica.loading, replica.id, version, interrupt)
 
     def _generate(self, state: ClusterState, replica: Replica, num_groups: int, now: float) -> Generate:
         assert replica.version is not None, f"{replica} would generate without weights"
@@ -176,32 +204,25 @@ class Manager:
         return Generate(state.new_command(), replica.id, replica.version, tuple(assignments))
 
 
-def _by_version(state: ClusterState) -> dict[tuple[int | None, bool], list[TrajectoryId]]:
-    """Homeless trajectories by version and whether they are held-out ones, oldest first."""
-    found: dict[tuple[int | None, bool], list[TrajectoryId]] = {}
-    for id in state.homeless:
-        trajectory = state.trajectories[id]
-        found.setdefault((trajectory.version, trajectory.evaluation), []).append(id)
-    return found
-
-
 def settle(state: ClusterState, trajectory: Trajectory, home: Replica) -> None:
     """It lives here from now on, under a new attempt number, so that reports from its former home are late."""
     state.homeless.pop(trajectory.id, None)
     home.trajectories[trajectory.id] = None
     home.evaluating = trajectory.evaluation
     trajectory.replica, trajectory.target = home.id, None
-    trajectory.version = home.version
+    assert home.version is not None, f"{home} would go on without weights"
+    trajectory.sample_from(home.version)
     trajectory.attempt += 1
     trajectory.state = TrajectoryState.QUEUED
-    _mark_if_mixed(state, trajectory)
+    _note_version(state, trajectory)
 
 
-def _mark_if_mixed(state: ClusterState, trajectory: Trajectory) -> None:
+def _note_version(state: ClusterState, trajectory: Trajectory) -> None:
     """Only a member that had to restart can come from another version than the rest of its group."""
     group = state.groups[trajectory.group]
-    versions = (state.trajectories[id].version for id in group.trajectories)
-    if not group.mixed and any(v is not None and v != trajectory.version for v in versions):
+    versions = [v for id in group.trajectories if (v := state.trajectories[id].version) is not None]
+    group.version = min(versions)
+    if not group.mixed and group.version != max(versions):
         group.mixed = True
         state.counters.num_groups_mixed += 1
 

@@ -5,57 +5,22 @@ so any run can be written down and replayed. Each command has an id, each trajec
 failure of a command carries them back, so that late, lost and repeated messages are recognised by comparison.
 """
 
-from typing import NewType
-
 import msgspec
 
-MachineId = NewType("MachineId", int)
-ReplicaId = NewType("ReplicaId", int)
-PromptId = NewType("PromptId", int)
-GroupId = NewType("GroupId", int)
-TrajectoryId = NewType("TrajectoryId", int)
-CommandId = NewType("CommandId", int)
-
-
-class DecodeCost(msgspec.Struct, frozen=True):
-    """Seconds of one engine step: `floor_s + per_kv_token_s * KV tokens + per_running_s * trajectories running`."""
-
-    floor_s: float
-    per_kv_token_s: float
-    per_running_s: float
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far an unfinished trajectory is: response tokens so far, tool output included."""
-
-    trajectory: TrajectoryId
-    attempt: int
-    num_tokens: int
-    waiting_for_tool: bool = False
-
-
-class Finished(msgspec.Struct, frozen=True):
-    """The whole response is there; `truncated` when the length limit ended it."""
-
-    trajectory: TrajectoryId
-    attempt: int
-    num_tokens: int
-    truncated: bool
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """A trajectory that could not go on (engine, environment or reward), and why."""
-
-    trajectory: TrajectoryId
-    attempt: int
-    cause: str
-
-
-class Score(msgspec.Struct, frozen=True):
-    trajectory: TrajectoryId
-    attempt: int
-    score: float
-
+from laminar.control.parts import (
+    Assignment,
+    CommandId,
+    DecodeCost,
+    Failed,
+    Finished,
+    GroupId,
+    MachineId,
+    Progress,
+    ReplicaId,
+    Score,
+    TrajectoryId,
+)
+from laminar.control.parts import PromptId as PromptId  # Part of what others import from here.
 
 # ---------------------------------------------------------------------------------------------------------- events
 
@@ -194,11 +159,25 @@ class RelayFailedToStart(Event, frozen=True):
 
 
 class RelayReport(Event, frozen=True):
-    """A relay's heartbeat: the version it is receiving (or none) and how much of it has come."""
+    """A relay's heartbeat: the version it is receiving, the one it is sending on (or none), and how much of each.
+
+    `next_is_lost`: it cannot reach the next relay of the chain, and keeps trying.
+    """
 
     machine: MachineId
     incoming_version: int | None
     incoming_bytes: int
+    sending_version: int | None = None
+    sending_bytes: int = 0
+    next_is_lost: bool = False
+
+
+class SenderReport(Event, frozen=True):
+    """How far the trainer's hand-over is on its way to the master relay; told while one is being sent."""
+
+    version: int | None
+    num_bytes: int
+    master_is_lost: bool
 
 
 class VersionComplete(Event, frozen=True):
@@ -251,6 +230,7 @@ AnyEvent = (
     | RelayStarted
     | RelayFailedToStart
     | RelayReport
+    | SenderReport
     | VersionComplete
     | VersionEvicted
     | RelayLost
@@ -259,16 +239,6 @@ AnyEvent = (
 )
 
 # -------------------------------------------------------------------------------------------------------- commands
-
-
-class Assignment(msgspec.Struct, frozen=True):
-    """One trajectory given to a replica. `num_tokens` response tokens exist already (0: from the prompt)."""
-
-    trajectory: TrajectoryId
-    attempt: int
-    group: GroupId
-    prompt: PromptId
-    num_tokens: int = 0
 
 
 class Command(msgspec.Struct, frozen=True, tag=True, tag_field="command_type"):
@@ -297,10 +267,15 @@ class StopReplica(Command, frozen=True):
 
 
 class Load(Command, frozen=True):
-    """Take a version from the machine's relay; the replica is empty."""
+    """Take a version from the machine's relay.
+
+    The replica is empty, or with `interrupt` its trajectories stop where they are (a report says where, before the
+    outcome), and go on from their tokens: under the new version, or under the old one if the relay could not give it.
+    """
 
     replica: ReplicaId
     version: int
+    interrupt: bool = False
 
 
 class Generate(Command, frozen=True):
@@ -360,6 +335,17 @@ class SetChain(Command, frozen=True):
     machines: tuple[MachineId, ...]
 
 
+class Fetch(Command, frozen=True):
+    """Have the source's relay send an older version, which it has complete, to this machine's relay.
+
+    Answered by VersionComplete.
+    """
+
+    machine: MachineId
+    version: int
+    source: MachineId
+
+
 class RetainVersions(Command, frozen=True):
     """Versions that live trajectories need; every relay keeps them while its memory allows."""
 
@@ -392,6 +378,7 @@ AnyCommand = (
     | Publish
     | SaveCheckpoint
     | SetChain
+    | Fetch
     | RetainVersions
     | Forget
     | EndRun

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from laminar.config import Config
-from laminar.control import broadcast, costs, evaluation, faults, groups, repack, scoring, training
+from laminar.control import broadcast, costs, evaluation, faults, fetch, groups, repack, scoring, training
 from laminar.control.manager import Manager, make_homeless, resume, settle
 from laminar.control.messages import (
     AnyCommand,
@@ -23,6 +23,7 @@ from laminar.control.messages import (
     HandedOver,
     Loaded,
     LoadFailed,
+    MachineId,
     MiniBatchTrained,
     Progress,
     RelayFailedToStart,
@@ -37,6 +38,7 @@ from laminar.control.messages import (
     ReplicaStarted,
     RunStarted,
     Scored,
+    SenderReport,
     ServiceFailedToStart,
     StopRequested,
     Tick,
@@ -47,15 +49,8 @@ from laminar.control.messages import (
 )
 from laminar.control.prompts import PromptOrder
 from laminar.control.schedules.schedule import build_schedule
-from laminar.control.state import (
-    ON_REPLICA,
-    UNFINISHED,
-    ClusterState,
-    Relay,
-    TrainerPhase,
-    Trajectory,
-    TrajectoryState,
-)
+from laminar.control.state import ClusterState, Relay, TrainerPhase
+from laminar.control.trajectory_state import ON_REPLICA, UNFINISHED, Trajectory, TrajectoryState
 
 
 class ControlPlane:
@@ -66,7 +61,7 @@ class ControlPlane:
     ) -> None:
         self.config = config
         self.state = state if state is not None else ClusterState()
-        self._schedule = build_schedule(config.schedule)
+        self._schedule = build_schedule(config)
         self._order = PromptOrder(config, num_prompts)
         self._manager = Manager(config, self._schedule, self._order, num_evaluation_prompts)
 
@@ -128,12 +123,13 @@ class ControlPlane:
             case RelayStarted():
                 yield from broadcast.take_in_start(state, event.machine, now)
             case RelayReport():
-                self._take_in_relay_report(event, now)
+                broadcast.take_in_report(state, event, now)
+            case SenderReport():
+                broadcast.take_in_sender_report(state, event, now)
             case VersionComplete():
                 broadcast.take_in_complete(state, event, now)
             case VersionEvicted():
-                if (relay := state.relays.get(event.machine)) and event.version in relay.complete:
-                    relay.complete.remove(event.version)
+                self._drop_version(event.machine, event.version)
             case RelayFailedToStart():
                 yield from faults.fail_start(state, config, event, now)
             case RelayLost():
@@ -196,7 +192,9 @@ class ControlPlane:
 
     def _take_in_progress(self, event: ReplicaReport | Released) -> None:
         for progress in event.progress:
-            if trajectory := self._current(progress, event.replica):
+            trajectory = self._current(progress, event.replica)
+            # A repeated report may be behind what is known; an attempt's tokens only become more.
+            if trajectory is not None and progress.num_tokens >= trajectory.num_tokens:
                 trajectory.num_tokens = progress.num_tokens
                 if trajectory.state in ON_REPLICA:
                     trajectory.state = _state_of(progress)
@@ -247,6 +245,9 @@ class ControlPlane:
         replica.heard_at_s, replica.loading = now, None
         replica.version = event.version
         self.state.counters.num_loads += 1
+        # Under an interrupt; what they had before was reported before.
+        for id in replica.trajectories:
+            self.state.trajectories[id].sample_from(event.version)
 
     def _take_in_failed_load(self, event: LoadFailed, now: float) -> Iterator[AnyCommand]:
         """A relay that could not give the version does not have it, whatever was heard before."""
@@ -256,14 +257,11 @@ class ControlPlane:
         elif self.state.pending.pop(event.command, None) is not None:
             replica.loading = None
             self.state.counters.num_loads_failed += 1
-            available = self.state.versions_complete(replica.machine)
-            if event.version in available:
-                available.remove(event.version)
+            self._drop_version(replica.machine, event.version)
 
-    def _take_in_relay_report(self, event: RelayReport, now: float) -> None:
-        if relay := self.state.relays.get(event.machine):
-            relay.heard_at_s = now
-            relay.incoming_version, relay.incoming_bytes = event.incoming_version, event.incoming_bytes
+    def _drop_version(self, machine: MachineId, version: int) -> None:
+        if (relay := self.state.relays.get(machine)) and version in relay.complete:
+            relay.complete.remove(version)
 
     def _was_pending(self, command: CommandId) -> bool:
         if self.state.pending.pop(command, None) is None:
@@ -280,11 +278,12 @@ class ControlPlane:
     def _go_on(self, now: float) -> Iterator[AnyCommand]:
         state, config = self.state, self.config
         more_will_come = self._manager.more_will_come(state)
-        yield from training.start_step(state, config, now, more_will_come=more_will_come)
+        yield from training.go_on(state, config, self._schedule, now, more_will_come=more_will_come)
         evaluation.skip_lost(state)
         yield from self._manager.serve(state, now)
         yield from broadcast.retain(state)
-        if state.trainer.phase is TrainerPhase.WAITING:
+        yield from fetch.order(state, config, now)
+        if state.trainer.phase is TrainerPhase.WAITING and not state.trainer.groups:
             yield from self._end_if_done(now)
 
     def _end_if_done(self, now: float) -> Sequence[AnyCommand]:

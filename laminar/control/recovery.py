@@ -6,7 +6,8 @@ version that they came from.
 """
 
 from laminar.control import groups, staleness
-from laminar.control.state import UNFINISHED, Awaited, ClusterState, Trainer, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Trainer
+from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 
 
 def recover(state: ClusterState, *, step: int) -> None:
@@ -24,8 +25,10 @@ def recover(state: ClusterState, *, step: int) -> None:
     version = state.trainer.version + is_ordered
     state.replicas.clear()
     state.relays.clear()
+    state.chain = []
     state.pending.clear()
     state.retained = ()
+    state.fetch_again_at_s = 0.0
     state.trainer = Trainer(step=step, version=version, saved_step=step)
     state.counters.num_replacements = 0
     state.stopping = None

@@ -9,7 +9,8 @@ import msgspec
 
 from laminar.config import Config
 from laminar.control.messages import AnyCommand, Release, ReplicaId
-from laminar.control.state import Awaited, ClusterState, Replica, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, Replica
+from laminar.control.trajectory_state import TrajectoryState
 
 
 class Migration(msgspec.Struct, frozen=True):

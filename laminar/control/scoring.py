@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from laminar.config import Config
 from laminar.control import groups
 from laminar.control.messages import AnyCommand, Failed, Score, Scored, ScoreTrajectories
-from laminar.control.state import Awaited, ClusterState, Trajectory, TrajectoryState
+from laminar.control.state import Awaited, ClusterState
+from laminar.control.trajectory_state import Trajectory, TrajectoryState
 
 START_UP_S = 60.0
 """What a reward worker may take to start, on top of its calls."""

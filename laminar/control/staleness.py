@@ -1,6 +1,7 @@
 """Measures staleness (trainer's version minus the trajectory's) and publish lag. Bounds nothing."""
 
-from laminar.control.state import ClusterState, Group, Trajectory
+from laminar.control.state import ClusterState
+from laminar.control.trajectory_state import Group, Trajectory
 
 
 def note_finished(state: ClusterState, trajectory: Trajectory) -> None:

@@ -14,64 +14,11 @@ from laminar.control.messages import (
     DecodeCost,
     GroupId,
     MachineId,
-    PromptId,
     ReplicaId,
     TrajectoryId,
 )
-
-
-class TrajectoryState(StrEnum):
-    QUEUED = "queued"
-    """Given to a replica (or waiting for one) and not yet decoding."""
-    DECODING = "decoding"
-    WAITING_FOR_TOOL = "waiting_for_tool"
-    MOVING = "moving"
-    """Being released by one replica to be resumed on another, or rescued and without a home yet."""
-    FINISHED = "finished"
-    SCORED = "scored"
-    BUFFERED = "buffered"
-    """Its group is complete and waits for the trainer."""
-    IN_TRAINING = "in_training"
-    TRAINED = "trained"
-    """Final only at the checkpoint that covers it; until then a lost trainer returns it to the buffer."""
-
-
-ON_REPLICA = (TrajectoryState.QUEUED, TrajectoryState.DECODING, TrajectoryState.WAITING_FOR_TOOL)
-UNFINISHED = (*ON_REPLICA, TrajectoryState.MOVING)
-
-
-class Trajectory(msgspec.Struct):
-    id: TrajectoryId
-    group: GroupId
-    prompt: PromptId
-    evaluation: bool
-    state: TrajectoryState
-    replica: ReplicaId | None
-    """Where it decodes; none while it has no home."""
-    target: ReplicaId | None
-    """Where it goes on once its replica has released it."""
-    version: int | None
-    """The weights that it is sampled from; none until it has a home."""
-    dispatched_at_s: float
-    attempt: int = 0
-    num_tokens: int = 0
-    num_failures: int = 0
-    truncated: bool = False
-    score: float | None = None
-
-
-class Group(msgspec.Struct):
-    """A prompt group: `trajectories` are those of its members that were not dropped."""
-
-    id: GroupId
-    prompt: PromptId
-    evaluation: bool
-    trajectories: list[TrajectoryId]
-    mixed: bool = False
-    """A member restarted at a newer version than the others."""
-    trained_step: int | None = None
-    trained_at_version: int | None = None
-    """The version that the trainer held when its step began."""
+from laminar.control.relay_state import Relay, Sender
+from laminar.control.trajectory_state import Group, Trajectory, TrajectoryState
 
 
 class Phase(StrEnum):
@@ -138,22 +85,10 @@ class Replica(msgspec.Struct):
         )
 
 
-class Relay(msgspec.Struct):
-    machine: MachineId
-    heard_at_s: float
-    started: bool = False
-    behind_since_s: float | None = None
-    """Since when it lacks the newest version without another having come; none while it has it."""
-    complete: list[int] = []
-    """Versions that the machine's replicas can load, ascending."""
-    incoming_version: int | None = None
-    incoming_bytes: int = 0
-
-
 class TrainerPhase(StrEnum):
     STARTING = "starting"
     WAITING = "waiting"
-    """Idle: the next step's groups are not there yet."""
+    """Idle: the next groups are not there yet, those of the next step or (streaming) of its next mini-batch."""
     TRAINING = "training"
     PUBLISHING = "publishing"
     SAVING = "saving"
@@ -166,9 +101,11 @@ class Trainer(msgspec.Struct):
     version: int = -1
     """Newest version handed over."""
     groups: list[GroupId] = []
-    """Prompt groups of the step in training, in mini-batch order."""
-    num_mini_batches: int = 0
+    """Prompt groups that the step in training has taken so far, in mini-batch order; none between two steps."""
+    has_whole_step: bool = False
+    """Whether that step takes no more groups."""
     index: int = 0
+    """The mini-batch in training, or the one to come."""
     published_at_s: float = 0.0
     """When the newest version was ordered; it is on its way from then on."""
     handed_over_at_s: float = 0.0
@@ -180,6 +117,7 @@ class Trainer(msgspec.Struct):
     """Since the newest complete checkpoint."""
     saved_step: int = 0
     """Newest step that a complete checkpoint covers."""
+    sender: Sender = msgspec.field(default_factory=Sender)
 
 
 class Awaited(StrEnum):
@@ -191,6 +129,7 @@ class Awaited(StrEnum):
     MINI_BATCH = "mini-batch"
     HAND_OVER = "hand-over"
     CHECKPOINT = "checkpoint"
+    FETCH = "fetch"
 
 
 class Pending(msgspec.Struct):
@@ -202,6 +141,14 @@ class Pending(msgspec.Struct):
     replica: ReplicaId | None = None
     trajectories: tuple[TrajectoryId, ...] = ()
     version: int | None = None
+    machine: MachineId | None = None
+
+
+class Outcomes(msgspec.Struct):
+    """What has come so far of the responses to one held-out prompt."""
+
+    num_scored: int = 0
+    num_passed: int = 0
 
 
 class Evaluation(msgspec.Struct):
@@ -209,8 +156,10 @@ class Evaluation(msgspec.Struct):
 
     version: int
     step: int
-    groups: dict[GroupId, None] = {}
+    groups: dict[GroupId, Outcomes] = {}
     """Those not yet ended; empty also while no replica has taken it."""
+    num_prompts: dict[int, dict[int, int]] = {}
+    """Prompts that have ended: responses scored → responses passed → how many. Enough for pass@k of every k."""
     dispatched: bool = False
     score_sum: float = 0.0
     num_scored: int = 0
@@ -232,6 +181,7 @@ class Ledger(msgspec.Struct):
 
 class Counters(msgspec.Struct):
     num_refreshes: int = 0
+    num_interrupts: int = 0
     num_loads: int = 0
     num_loads_failed: int = 0
     num_repack_plans: int = 0
@@ -245,6 +195,8 @@ class Counters(msgspec.Struct):
     num_steps_short: int = 0
     num_replicas_lost: int = 0
     num_relays_lost: int = 0
+    num_relays_passed_by: int = 0
+    num_versions_fetched: int = 0
     num_replacements: int = 0
     num_checkpoints_failed: int = 0
     num_evaluations_skipped: int = 0
@@ -265,7 +217,11 @@ class ClusterState(msgspec.Struct):
     """Prompt groups trained since the newest complete checkpoint."""
     evaluations: list[Evaluation] = []
     pending: dict[CommandId, Pending] = {}
+    chain: list[MachineId] = []
+    """The relays' order: the first is the master, each forwards to the next."""
     retained: tuple[int, ...] = ()
+    fetch_again_at_s: float = 0.0
+    """After a fetch that failed, none is ordered before this."""
     num_groups_outstanding: int = 0
     """Training groups dispatched and not yet trained."""
     epoch: int = 0
@@ -304,10 +260,11 @@ class ClusterState(msgspec.Struct):
         replica: ReplicaId | None = None,
         trajectories: tuple[TrajectoryId, ...] = (),
         version: int | None = None,
+        machine: MachineId | None = None,
     ) -> CommandId:
         """A new command whose outcome must come within `deadline_s`."""
         id = self.new_command()
-        self.pending[id] = Pending(awaited, now, deadline_s, replica, trajectories, version)
+        self.pending[id] = Pending(awaited, now, deadline_s, replica, trajectories, version, machine)
         return id
 
     def versions_complete(self, machine: MachineId) -> list[int]:
@@ -318,6 +275,12 @@ class ClusterState(msgspec.Struct):
         """
         relay = self.relays.get(machine)
         return [v for v in relay.complete if v <= self.trainer.version] if relay is not None else []
+
+    def newest_complete(self, machine: MachineId) -> int | None:
+        """The newest version that the machine's relay can serve."""
+        relay = self.relays.get(machine)
+        complete = relay.complete if relay is not None else ()
+        return next((v for v in reversed(complete) if v <= self.trainer.version), None)
 
     def counts(self, *, evaluation: bool) -> dict[str, int]:
         """Live trajectories by state."""
@@ -333,6 +296,7 @@ class ClusterState(msgspec.Struct):
         self._check_homes()
         self._check_versions()
         self._check_groups()
+        self._check_chain()
 
     def _check_conservation(self) -> None:
         for ledger, evaluation in ((self.ledger, False), (self.evaluation_ledger, True)):
@@ -369,16 +333,21 @@ class ClusterState(msgspec.Struct):
                 assert replica.version <= self.trainer.version, f"{replica} is ahead of the trainer"
             for id in (*replica.trajectories, *replica.inbound):
                 trajectory = self.trajectories[id]
-                assert trajectory.version == replica.version, f"law 1: {trajectory} on {replica}"
+                assert trajectory.newest_version == replica.version, f"law 1: {trajectory} on {replica}"
                 assert trajectory.evaluation == replica.evaluating, f"{trajectory} mixes with {replica}"
 
     def _check_groups(self) -> None:
         placed = [*self.buffer, *self.trainer.groups, *self.trained]
         assert len(placed) == len(set(placed)), "a group is in two places"
         for group in self.groups.values():
-            for id in group.trajectories:
-                assert self.trajectories[id].group == group.id, f"{group} names a trajectory that is not its own"
+            for member in (self.trajectories[id] for id in group.trajectories):
+                assert member.group == group.id, f"{group} names a trajectory that is not its own"
+                assert member.version is None or member.version >= group.version, f"{member} is older than its group"
         outstanding = sum(not g.evaluation and g.trained_step is None for g in self.groups.values())
         assert outstanding == self.num_groups_outstanding, "the groups outstanding were miscounted"
         members = sum(len(g.trajectories) for g in self.groups.values())
         assert members == len(self.trajectories), "a trajectory has no group"
+
+    def _check_chain(self) -> None:
+        started = sorted(machine for machine, relay in self.relays.items() if relay.started)
+        assert sorted(self.chain) == started, f"the chain {self.chain} is not of the relays that are up, {started}"

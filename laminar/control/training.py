@@ -1,6 +1,6 @@
 """Leads the trainer through its steps: mini-batches, publish, checkpoint."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from laminar.config import Config
 from laminar.control import groups
@@ -14,8 +14,10 @@ from laminar.control.messages import (
     TrainerStarted,
     TrainMiniBatch,
 )
+from laminar.control.schedules.schedule import Schedule
 from laminar.control.staleness import note_trained
-from laminar.control.state import Awaited, ClusterState, TrainerPhase, TrajectoryState
+from laminar.control.state import Awaited, ClusterState, TrainerPhase
+from laminar.control.trajectory_state import TrajectoryState
 
 
 def take_in_start(state: ClusterState, config: Config, event: TrainerStarted, now: float) -> Iterator[AnyCommand]:
@@ -25,22 +27,15 @@ def take_in_start(state: ClusterState, config: Config, event: TrainerStarted, no
 
 
 def take_in_trained(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
+    """Go on with the step's next mini-batch, end the step after its last, or wait for more groups."""
     trainer = state.trainer
     trainer.index += 1
-    if trainer.index < trainer.num_mini_batches:
+    if trainer.index * config.batch.num_prompts_per_mini_batch < len(trainer.groups):
         yield _train_mini_batch(state, config, now)
-        return
-    trainer.step += 1
-    for id in trainer.groups:
-        group = state.groups[id]
-        group.trained_step = trainer.step
-        for trajectory in group.trajectories:
-            state.trajectories[trajectory].state = TrajectoryState.TRAINED
-    state.trained += trainer.groups
-    state.num_groups_outstanding -= len(trainer.groups)
-    state.counters.num_groups_trained += len(trainer.groups)
-    trainer.groups = []
-    yield _publish(state, config, now)
+    elif trainer.has_whole_step:
+        yield _end_step(state, config, now)
+    else:
+        trainer.phase = TrainerPhase.WAITING
 
 
 def take_in_hand_over(state: ClusterState, config: Config, event: HandedOver, now: float) -> Iterator[AnyCommand]:
@@ -66,39 +61,59 @@ def save(state: ClusterState, config: Config, now: float) -> SaveCheckpoint:
     return SaveCheckpoint(id, state.trainer.step, state.trainer.version)
 
 
-def start_step(state: ClusterState, config: Config, now: float, *, more_will_come: bool) -> Iterator[AnyCommand]:
-    """Start the next step if its groups are there; the last one takes what is left."""
+def go_on(
+    state: ClusterState, config: Config, schedule: Schedule, now: float, *, more_will_come: bool
+) -> Iterator[AnyCommand]:
+    """Give a waiting trainer what the schedule says: a step's groups, or a mini-batch's as they complete.
+
+    A step ends with fewer groups if no more will come, or if the run is to stop in the middle of it.
+    """
     trainer = state.trainer
-    if trainer.phase is not TrainerPhase.WAITING or state.stopping is not None or steps_done(state, config):
+    if trainer.phase is not TrainerPhase.WAITING or steps_done(state, config):
         return
-    wanted = config.batch.num_prompts_per_step
-    all_here = not more_will_come and state.num_groups_outstanding == len(state.buffer)
-    if all_here and not state.buffer:
+    if state.stopping is not None:
+        if trainer.groups:
+            yield _end_step(state, config, now)
+        return
+    num_here = len(state.buffer) + len(trainer.groups)
+    all_here = not more_will_come and state.num_groups_outstanding == num_here
+    if chosen := schedule.groups_to_train(state, all_here=all_here):
+        _take(state, config, chosen, all_here=all_here)
+        yield _train_mini_batch(state, config, now)
+    elif all_here and trainer.groups:
+        yield _end_step(state, config, now)
+    elif all_here:
         # The filter dropped everything that was admitted for this step: nothing to train, so admit again.
         state.num_groups_refilled = 0
-    if not state.buffer or (len(state.buffer) < wanted and not all_here):
-        return
-    state.counters.num_steps_short += len(state.buffer) < wanted
-    state.num_groups_refilled = 0
-    trainer.groups, state.buffer = state.buffer[:wanted], state.buffer[wanted:]
-    trainer.num_mini_batches = min(config.batch.num_mini_batches, len(trainer.groups))
-    trainer.index = 0
-    trainer.phase = TrainerPhase.TRAINING
-    for group in (state.groups[id] for id in trainer.groups):
-        group.trained_at_version = trainer.version
-        for trajectory in (state.trajectories[id] for id in group.trajectories):
-            trajectory.state = TrajectoryState.IN_TRAINING
-            note_trained(state, group, trajectory)
-    yield _train_mini_batch(state, config, now)
 
 
 def steps_done(state: ClusterState, config: Config) -> bool:
     return config.trainer.num_steps is not None and state.trainer.step >= config.trainer.num_steps
 
 
-def _train_mini_batch(state: ClusterState, config: Config, now: float) -> TrainMiniBatch:
+def _take(state: ClusterState, config: Config, chosen: Sequence[GroupId], *, all_here: bool) -> None:
+    """Move these from the buffer into the step."""
     trainer = state.trainer
-    chosen = _share(trainer.groups, trainer.index, trainer.num_mini_batches)
+    if not trainer.groups:
+        trainer.index = 0
+    taken = dict.fromkeys(chosen)
+    state.buffer = [id for id in state.buffer if id not in taken]
+    trainer.groups = [*trainer.groups, *chosen]
+    trainer.has_whole_step = len(trainer.groups) >= config.batch.num_prompts_per_step or (all_here and not state.buffer)
+    trainer.phase = TrainerPhase.TRAINING
+    if trainer.has_whole_step:
+        state.num_groups_refilled = 0
+    for group in (state.groups[id] for id in chosen):
+        group.trained_at_version = trainer.version
+        for trajectory in (state.trajectories[id] for id in group.trajectories):
+            trajectory.state = TrajectoryState.IN_TRAINING
+            note_trained(state, group, trajectory)
+
+
+def _train_mini_batch(state: ClusterState, config: Config, now: float) -> TrainMiniBatch:
+    """All mini-batches are of one size but the last of a step that has fewer groups."""
+    trainer, size = state.trainer, config.batch.num_prompts_per_mini_batch
+    chosen = trainer.groups[trainer.index * size : (trainer.index + 1) * size]
     members = [(id, group) for group in chosen for id in state.groups[group].trajectories]
     return TrainMiniBatch(
         state.expect(Awaited.MINI_BATCH, now, config.trainer.work_deadline_s),
@@ -109,9 +124,20 @@ def _train_mini_batch(state: ClusterState, config: Config, now: float) -> TrainM
     )
 
 
-def _share(items: list[GroupId], index: int, num_shares: int) -> list[GroupId]:
-    """The index-th of num_shares consecutive shares whose sizes differ by one at most."""
-    return items[index * len(items) // num_shares : (index + 1) * len(items) // num_shares]
+def _end_step(state: ClusterState, config: Config, now: float) -> Publish:
+    trainer = state.trainer
+    trainer.step += 1
+    for id in trainer.groups:
+        group = state.groups[id]
+        group.trained_step = trainer.step
+        for trajectory in group.trajectories:
+            state.trajectories[trajectory].state = TrajectoryState.TRAINED
+    state.trained += trainer.groups
+    state.num_groups_outstanding -= len(trainer.groups)
+    state.counters.num_groups_trained += len(trainer.groups)
+    state.counters.num_steps_short += len(trainer.groups) < config.batch.num_prompts_per_step
+    trainer.groups, trainer.has_whole_step = [], False
+    return _publish(state, config, now)
 
 
 def _publish(state: ClusterState, config: Config, now: float) -> Publish:

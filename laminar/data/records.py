@@ -4,7 +4,16 @@ from typing import Any
 
 import msgspec
 
-from laminar.control.messages import GroupId, Loaded, LoadFailed, PromptId, Released, ReplicaReport, TrajectoryId
+from laminar.control.messages import (
+    GroupId,
+    Loaded,
+    LoadFailed,
+    MachineId,
+    PromptId,
+    Released,
+    ReplicaReport,
+    TrajectoryId,
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -54,11 +63,30 @@ class TokenDelta(msgspec.Struct, frozen=True):
     version: int
 
 
+class KvParcel(msgspec.Struct, frozen=True):
+    """The KV cache of a trajectory that was released, left in memory of its machine for whoever goes on with it there.
+
+    It is of the first `num_tokens` tokens, prompt included, under `version`. path: where other processes of this user
+    on that machine can open the memory; it is gone after a while, or with the replica that left it. checksum: xxh3_64
+    of the bytes.
+    """
+
+    trajectory: TrajectoryId
+    machine: MachineId
+    version: int
+    num_tokens: int
+    path: str
+    offset: int
+    num_bytes: int
+    checksum: int
+
+
 class WorkerReport(msgspec.Struct, frozen=True):
     """A replica's event with the tokens that it speaks of: the tokens are stored first, then the event is handled."""
 
     event: ReplicaReport | Released | Loaded | LoadFailed
     tokens: tuple[TokenDelta, ...]
+    kv: tuple[KvParcel, ...] = ()
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -70,6 +98,7 @@ class Task(msgspec.Struct, frozen=True):
     response_token_ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     seed: int
+    kv: KvParcel | None = None
 
 
 class ScoringTask(msgspec.Struct, frozen=True):

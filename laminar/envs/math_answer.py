@@ -1,11 +1,11 @@
-"""Scores a mathematical answer by comparing its text: the rule when `reward.function` names none."""
+"""Scores a mathematical answer by comparing its text: `reward.function=math_answer`, the default."""
 
 import re
 
 CHARACTERS_LOOKED_AT = 300
 """Only the end of a response counts, so an answer guessed on the way earns nothing."""
 
-_ANSWER = re.compile(r"(?i)answer\s*:\s*([^\n]+)")
+ANSWER = re.compile(r"(?i)answer\s*:\s*([^\n]+)")
 _BOXED = "\\boxed{"
 
 # Minerva's normalisation (Lewkowycz et al. 2022, appendix D.1), which the DAPO rule takes over: order matters.
@@ -54,12 +54,12 @@ def compute_score(
     """
     answer = extract_answer(solution_str[-CHARACTERS_LOOKED_AT:])
     prediction = normalise(answer) if answer is not None else "[none]"
-    score = float(answer is not None and prediction == normalise(_as_text(ground_truth)))
+    score = float(answer is not None and prediction == normalise(as_text(ground_truth)))
     return {"score": score, "acc": score, "pred": prediction}
 
 
 def extract_answer(text: str) -> str | None:
-    if answers := _ANSWER.findall(text):
+    if answers := ANSWER.findall(text):
         return answers[-1]
     return _last_boxed(text)
 
@@ -78,6 +78,13 @@ def normalise(answer: str) -> str:
     return without_commas if without_commas.isdigit() else answer.strip()
 
 
+def as_text(ground_truth: object) -> str:
+    """Data sets write whole numbers as text, as ints, or as floats when a column had a gap."""
+    if isinstance(ground_truth, float) and ground_truth.is_integer():
+        return str(int(ground_truth))
+    return str(ground_truth)
+
+
 def _last_boxed(text: str) -> str | None:
     """The content of the last \\boxed{…} that is closed; braces inside are balanced."""
     start = text.rfind(_BOXED)
@@ -89,10 +96,3 @@ def _last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[start + len(_BOXED) : position]
     return None
-
-
-def _as_text(ground_truth: object) -> str:
-    """Data sets write whole numbers as text, as ints, or as floats when a column had a gap."""
-    if isinstance(ground_truth, float) and ground_truth.is_integer():
-        return str(int(ground_truth))
-    return str(ground_truth)

@@ -1,6 +1,6 @@
 """Runs a reward function on one response after the other, in the main thread of a process that may be killed any time.
 
-    RewardPool ──spawns──► python -m laminar.envs.reward_worker FD PARENT_PID [path.py:name]
+    RewardPool ──spawns──► python -m laminar.envs.reward_worker FD PARENT_PID FUNCTION
                ◄── Ready ──
                ── RewardCall ──►  compute_score(...)  ── Reward | RewardFailure ──►   (one at a time)
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, cast
 
 import msgspec
 
-from laminar.envs import math_answer
+from laminar.envs import dapo, math_answer
 from laminar.envs.user_code import BUILT_IN_ENVIRONMENT, load_named
 from laminar.parent_death import die_with
 
@@ -63,7 +63,7 @@ class Ready(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def main(fd: int, parent_pid: int, named: str | None) -> None:
+def main(fd: int, parent_pid: int, named: str) -> None:
     die_with(parent_pid, f"reward worker: its pool's process {parent_pid} is gone")
     channel = socket.socket(fileno=fd)
     channel.set_inheritable(False)  # what user code starts must not keep the channel open after a crash
@@ -79,15 +79,36 @@ def main(fd: int, parent_pid: int, named: str | None) -> None:
         send(channel, scorer.score(call))
 
 
-def load_compute_score(named: str | None) -> ComputeScore:
-    """The user's function, an environment's score(), or the rule of math_answer.py.
+def load_compute_score(named: str) -> ComputeScore:
+    """A rule that comes with Laminar, by its name, an environment's score(), or the user's function, by `path.py:name`.
 
-    Raises ValueError if it takes other arguments than verl's.
+    Raises ValueError if it cannot be loaded or takes other arguments than verl's.
     """
-    if named is None:
-        return math_answer.compute_score
-    if named == BUILT_IN_ENVIRONMENT:
-        return _score_of_environment(named)
+    match named:
+        case "math_answer":
+            return math_answer.compute_score
+        case "dapo":
+            return dapo.compute_score
+        case "math_verify":
+            return _load_math_verify()
+        case _ if named == BUILT_IN_ENVIRONMENT:
+            return _score_of_environment(named)
+        case _:
+            return _load_users(named)
+
+
+def _load_math_verify() -> ComputeScore:
+    try:
+        from laminar.envs.math_verify_answer import compute_score  # imports sympy, so only when chosen
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{SETTING}=math_verify needs the package math-verify ({error}); install it with `pip install "
+            "'laminar-rl[math]'`, or take reward.function=math_answer"
+        ) from error
+    return compute_score
+
+
+def _load_users(named: str) -> ComputeScore:
     function = load_named(named, SETTING)
     if isinstance(function, type):
         return _score_of_environment(named)
@@ -216,4 +237,4 @@ def _shorten(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

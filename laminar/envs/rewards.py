@@ -42,13 +42,13 @@ own loop reads sockets first, uvloop looks at timers first."""
 
 
 class RewardPool:
-    """`num_workers` processes that run the function `path.py:name`, or the rule of math_answer.py if it is None.
+    """`num_workers` processes that run a reward function, named as in `reward.function`.
 
     `timeout_s` limits the execution of one call, not its wait for a free worker, which is bounded by the calls before
     it. Use it from one event loop, whose thread outlives it: the workers die with that thread.
     """
 
-    def __init__(self, function: str | None, *, timeout_s: float, num_workers: int) -> None:
+    def __init__(self, function: str, *, timeout_s: float, num_workers: int) -> None:
         self._function = function
         self._timeout_s = timeout_s
         self._workers = [_Worker(function) for _ in range(num_workers)]
@@ -119,7 +119,7 @@ async def _cancel(tasks: Iterable[asyncio.Task[Reward | RewardFailure]]) -> None
 class _Worker:
     """One process at a time, replaced by start() after its death."""
 
-    def __init__(self, function: str | None) -> None:
+    def __init__(self, function: str) -> None:
         self._function = function
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -215,9 +215,9 @@ class _Worker:
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 
-def _spawn(channel: socket.socket, function: str | None) -> subprocess.Popen[bytes]:
+def _spawn(channel: socket.socket, function: str) -> subprocess.Popen[bytes]:
     """A fresh interpreter, not a fork: this process may have threads and hold torch."""
-    arguments = [str(channel.fileno()), str(os.getpid()), *([function] if function is not None else [])]
+    arguments = [str(channel.fileno()), str(os.getpid()), function]
     package_parent = str(Path(laminar.__file__).parent.parent)
     search_path = os.pathsep.join(filter(None, (package_parent, os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(

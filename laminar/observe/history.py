@@ -24,7 +24,9 @@ from laminar.control.messages import (
     TrainerLost,
     TrajectoryId,
 )
-from laminar.control.state import UNFINISHED, ClusterState, Counters
+from laminar.control.state import ClusterState, Counters
+from laminar.control.trajectory_state import UNFINISHED
+from laminar.observe.pass_at_k import num_prompts_scored, pass_at_k
 from laminar.observe.timeline import Timeline
 
 
@@ -69,7 +71,12 @@ class EvaluationRecord(msgspec.Struct, frozen=True):
     handed_over_at_s: float
     ended_at_s: float
     mean_score: float
+    """avg@k, over all responses."""
     num_scored: int
+    num_prompts: int
+    """Held-out prompts with a scored response at least."""
+    pass_at: dict[int, float]
+    """pass@k by k: 1, 2, 4, … and the responses a prompt."""
 
 
 class Incident(msgspec.Struct):
@@ -282,6 +289,8 @@ class History:
                         now,
                         evaluation.mean_score,
                         evaluation.num_scored,
+                        num_prompts_scored(evaluation.num_prompts),
+                        pass_at_k(evaluation.num_prompts),
                     )
                 )
 

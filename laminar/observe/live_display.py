@@ -65,7 +65,7 @@ class LiveDisplay:
 
 
 def render(config: Config, history: History, num_steps: int | None, now: float, state: ClusterState) -> RenderableType:
-    paced = f" · paced as {config.engine.paced.accelerator}" if config.engine.paced else ""
+    paced = f" · paced as {config.paced.accelerator}" if config.paced else ""
     title = Text.assemble(("laminar ", "bold"), f"{config.run_dir} · {config.schedule.kind}{paced}")
     parts: list[RenderableType] = [title, _progress(history, num_steps, now, state), _numbers(history, now, state)]
     parts.append(_replicas(state))
@@ -90,7 +90,7 @@ def _numbers(history: History, now: float, state: ClusterState) -> RenderableTyp
     recent = Recent.of(history.steps[-NUM_STEPS_SHOWN:])
     evaluation = history.evaluations[-1] if history.evaluations else None
     trainer = state.trainer
-    doing = f"{trainer.phase}" + (f" {trainer.index + 1}/{trainer.num_mini_batches}" * (trainer.phase == "training"))
+    doing = f"{trainer.phase}" + (f" {trainer.index + 1}" * (trainer.phase == "training"))
     held_out = f"{evaluation.mean_score:.3f} (step {evaluation.step})" if evaluation else UNKNOWN
     begin_s = max(history.generating_since_s or now, now - 10.0)
     table = Table.grid(padding=(0, 3))

@@ -1,4 +1,4 @@
-"""Writes metrics to metrics.jsonl and TensorBoard, and computes those that the control plane's state tells."""
+"""Writes metrics to metrics.jsonl and elsewhere, and computes those that the control plane's state tells."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,10 +7,12 @@ from pathlib import Path
 import msgspec
 
 from laminar.control.staleness import publish_lags
-from laminar.control.state import UNFINISHED, ClusterState, TrainerPhase, TrajectoryState
+from laminar.control.state import ClusterState, TrainerPhase
+from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metric_names import is_listed
 from laminar.observe.tensorboard import ScalarFile
+from laminar.observe.weights_and_biases import WandbRun
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -27,10 +29,11 @@ class MetricsRow(msgspec.Struct, frozen=True):
 class MetricsWriter:
     """Appends to the run's metrics; a line is whole on disk when write() returns."""
 
-    def __init__(self, run_dir: Path, *, tensorboard: bool) -> None:
+    def __init__(self, run_dir: Path, *, tensorboard: bool, wandb: WandbRun | None = None) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / METRICS_FILE).open("ab", buffering=0)
-        self._scalars = ScalarFile(run_dir / TENSORBOARD_FOLDER) if tensorboard else None
+        self._others: list[ScalarFile | WandbRun] = [ScalarFile(run_dir / TENSORBOARD_FOLDER)] if tensorboard else []
+        self._others += [wandb] if wandb is not None else []
 
     def write(self, step: int, now: float, values: Mapping[str, float]) -> None:
         """Raises ValueError for a name that is not in the list, so that the list stays complete."""
@@ -39,13 +42,13 @@ class MetricsWriter:
             raise ValueError(f"{', '.join(unknown)}: no such metric; add it to laminar/observe/metric_names.py")
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(msgspec.json.encode(MetricsRow(step, now, finite)) + b"\n")
-        if self._scalars is not None:
-            self._scalars.write(step, {name: value for name, value in finite.items() if value is not None})
+        for other in self._others:
+            other.write(step, {name: value for name, value in finite.items() if value is not None})
 
     def close(self) -> None:
         self._file.close()
-        if self._scalars is not None:
-            self._scalars.close()
+        for other in self._others:
+            other.close()
 
 
 def read_metrics(run_dir: Path) -> list[MetricsRow]:
@@ -98,7 +101,11 @@ def control_metrics(step: StepRecord, history: History, state: ClusterState) -> 
 
 def evaluation_metrics(record: EvaluationRecord, num_responses_per_prompt: int) -> dict[str, float]:
     """What a held-out measurement found; it is written under the step of its version, not of the time it ended."""
-    return {f"val-core/heldout/reward/mean@{num_responses_per_prompt}": record.mean_score}
+    return {
+        f"val-core/heldout/reward/mean@{num_responses_per_prompt}": record.mean_score,
+        "val-core/heldout/num_prompts": record.num_prompts,
+        **{f"val-core/heldout/pass@{k}": share for k, share in record.pass_at.items()},
+    }
 
 
 def _progress(step: StepRecord, state: ClusterState) -> dict[str, float]:

@@ -14,6 +14,7 @@ from laminar.observe.report import write_report
 from laminar.observe.resources import MemorySampler
 from laminar.observe.run_folder import read_run
 from laminar.observe.summary import summarize, summary_text, write_summary
+from laminar.observe.weights_and_biases import WandbRun
 
 
 class Observer:
@@ -27,7 +28,9 @@ class Observer:
         self._output = output
         self._num_steps = num_steps
         self._history = History()
-        self._metrics = MetricsWriter(config.run_dir, tensorboard=config.observe.tensorboard)
+        project = config.observe.wandb_project
+        wandb = WandbRun(project, config.run_dir, config.model_dump(mode="json")) if project is not None else None
+        self._metrics = MetricsWriter(config.run_dir, tensorboard=config.observe.tensorboard, wandb=wandb)
         self._display = open_display(config, self._history, num_steps=num_steps, output=output)
         self._memory = MemorySampler([os.getpid()])
         self._mini_batches: dict[int, list[dict[str, float]]] = {}

@@ -73,6 +73,7 @@ def page(run: RunFolder) -> str:
             *_header(run),
             *_tiles(run),
             *_sections(sections),
+            *_evaluations(run),
             *_incidents(run),
             *_words(),
             *_settings(run),
@@ -174,6 +175,27 @@ def _sections(sections: Sequence[Section]) -> Iterator[str]:
             )
             index += 1
         yield "</div>"
+
+
+def _evaluations(run: RunFolder) -> Iterator[str]:
+    records = run.summary.evaluations
+    if not records:
+        return
+    asked = run.config.evaluation
+    sizes = sorted({k for record in records for k in record.pass_at})
+    yield "<h2>Held-out evaluations</h2>"
+    yield (
+        f"<p>avg@{asked.num_responses_per_prompt} is the mean score of all responses; pass@k how likely one of k "
+        f"responses to a prompt scores {asked.pass_score_min:g} or more (an unbiased estimate).</p>"
+    )
+    titles = ["step", "version", "prompts", "responses", f"avg@{asked.num_responses_per_prompt}"]
+    titles += [f"pass@{k}" for k in sizes]
+    yield '<div class="table"><table><tr>' + "".join(f'<th class="number">{title}</th>' for title in titles) + "</tr>"
+    for record in records:
+        cells = [f"{record.step}", f"{record.version}", f"{record.num_prompts}", f"{record.num_scored}"]
+        cells += [_number(value, 3) for value in (record.mean_score, *(record.pass_at.get(k) for k in sizes))]
+        yield "<tr>" + "".join(f'<td class="number">{cell}</td>' for cell in cells) + "</tr>"
+    yield "</table></div>"
 
 
 def _incidents(run: RunFolder) -> Iterator[str]:

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 
 from laminar.config import Config
-from laminar.control.state import ClusterState, TrajectoryState
+from laminar.control.state import ClusterState
+from laminar.control.trajectory_state import TrajectoryState
 from laminar.observe.history import EvaluationRecord, History, StepRecord
 from laminar.observe.metrics import MetricsRow
 
@@ -53,6 +54,8 @@ class Summary(msgspec.Struct, frozen=True):
     tokens_per_s: float
     """Response tokens trained a second of train_s."""
     idle_ratio: IdleRatio
+    replicas_time_ratio: dict[str, float]
+    """Share of the replicas' time that each phase of the timeline took."""
     peak_pss_bytes: int | None
     """Largest sum over the run's process tree; none when nobody sampled it."""
     schedule: str
@@ -89,7 +92,7 @@ def summarize(
     peak_pss_bytes: int | None,
 ) -> Summary:
     """From what is known so far; a run need not have ended."""
-    counters, paced = state.counters, config.engine.paced
+    counters, paced = state.counters, config.paced
     begin_s = history.generating_since_s or 0.0
     end_s = history.steps[-1].ended_at_s if history.steps else begin_s
     train_s = end_s - begin_s
@@ -110,6 +113,9 @@ def summarize(
         idle_ratio=IdleRatio(
             history.timeline.replicas_idle_ratio(begin_s, end_s), history.timeline.trainer_idle_ratio(begin_s, end_s)
         ),
+        replicas_time_ratio={
+            phase.value: ratio for phase, ratio in history.timeline.replicas_time_ratio(begin_s, end_s).items()
+        },
         peak_pss_bytes=peak_pss_bytes,
         schedule=config.schedule.kind,
         paced=paced is not None,
@@ -161,7 +167,10 @@ def summary_text(summary: Summary) -> str:
         rescued = f"{summary.num_trajectories_rescued} trajectories rescued"
         rows.append(("lost", f"{summary.num_replicas_lost} replicas, {summary.num_relays_lost} relays; {rescued}"))
     if summary.heldout_accuracy_first is not None and summary.heldout_accuracy_last is not None:
-        rows.append(("held out", f"{summary.heldout_accuracy_first:.3f} -> {summary.heldout_accuracy_last:.3f}"))
+        last = summary.evaluations[-1]
+        passes = ", ".join(f"pass@{k} {share:.3f}" for k, share in last.pass_at.items())
+        change = f"{summary.heldout_accuracy_first:.3f} -> {summary.heldout_accuracy_last:.3f}"
+        rows.append(("held out", f"{change} on {last.num_prompts} prompts; {passes}"))
     if (tools := summary.tool_use) is not None:
         rows.append(
             (

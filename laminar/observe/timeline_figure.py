@@ -5,7 +5,13 @@ from typing import Any
 
 import msgspec
 
-from laminar.config import SynchronousSchedule, TrajectoryLevelSchedule
+from laminar.config import (
+    OneStepStaleSchedule,
+    PartialRolloutSchedule,
+    StreamingSchedule,
+    SynchronousSchedule,
+    TrajectoryLevelSchedule,
+)
 from laminar.control.state import Phase, TrainerPhase
 from laminar.observe.figures import Figure, Trace
 from laminar.observe.run_folder import RunFolder
@@ -62,6 +68,21 @@ def _what_to_see(run: RunFolder) -> str:
             return (
                 "All replicas begin together and wait (grey) for the slowest one's tail, then all wait for the "
                 "trainer, which has waited for them."
+            )
+        case OneStepStaleSchedule():
+            return (
+                "While the trainer trains one batch all replicas generate the next; they switch together, so the "
+                "slowest tail, or the trainer, makes everybody else wait (grey)."
+            )
+        case StreamingSchedule():
+            return (
+                "The trainer takes mini-batches as prompt groups complete and waits between them (grey) for the tail "
+                "of its batch; the replicas switch together when that has ended."
+            )
+        case PartialRolloutSchedule():
+            return (
+                "Replicas always decode; at every publish all of them stop to load and go on with the same "
+                "trajectories. They are without work (grey) when the staleness bound admits nothing more."
             )
 
 

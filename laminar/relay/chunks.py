@@ -44,6 +44,16 @@ def chunk_checksum(chunk: memoryview) -> int:
     return xxhash.xxh3_64_intdigest(chunk)
 
 
+def checksum_of(pieces: Sequence[memoryview]) -> int:
+    """The checksum of a chunk that lies in several places, in this order."""
+    if len(pieces) == 1:
+        return chunk_checksum(pieces[0])
+    summed = xxhash.xxh3_64()
+    for piece in pieces:
+        summed.update(piece)
+    return summed.intdigest()
+
+
 def combine_checksums(checksums: Sequence[int]) -> int:
     """The whole version's checksum: xxh3_64 over its chunks' checksums, 8 bytes each, little endian."""
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(checksums)}Q", *checksums))

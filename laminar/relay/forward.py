@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from laminar.relay.handshake import Credentials, dial
+from laminar.relay.handshake import Credentials, connect, new_link
 from laminar.relay.links import Link, LinkRefused
 from laminar.relay.stream import Source, Superseded, push
+from laminar.relay.transport import Transport
 
 DIAL_DEADLINE_S = 2.0
 """A relay that is there answers the handshake in milliseconds."""
@@ -44,16 +45,19 @@ class Job(NamedTuple, Generic[AnySource]):
 
 
 class Forwarder(Generic[AnySource]):
-    """on_lost(address, cause): once per outage. on_delivered(source, newest, seconds): the next relay has `newest`
-    complete, at least the source's version. Both are called from the forwarder's thread, without the lock.
+    """on_progress(version, bytes): the next relay has got or been sent so much. on_lost(address, cause): once per
+    outage. on_delivered(source, newest, seconds): the next relay has `newest` complete, at least the source's version.
+    All are called from the forwarder's thread, without the lock.
     """
 
     def __init__(
         self,
         supply: Supply[AnySource],
         credentials: Credentials,
+        transport: Transport,
         *,
         answer_deadline_s: float,
+        on_progress: Callable[[int, int], None],
         on_lost: Callable[[Address, str], None],
         on_delivered: Callable[[AnySource, int, float], None],
     ) -> None:
@@ -62,7 +66,9 @@ class Forwarder(Generic[AnySource]):
         self._supply = supply
         self._changed = supply.changed
         self._credentials = credentials
+        self._transport = transport
         self._answer_deadline_s = answer_deadline_s
+        self._on_progress = on_progress
         self._on_lost = on_lost
         self._on_delivered = on_delivered
         self._address: Address | None = None
@@ -70,11 +76,17 @@ class Forwarder(Generic[AnySource]):
         self._generation = 0  # Of the address: a send that began under another is given up.
         self._delivered = -1  # Versions count from 0, so nothing is delivered yet.
         self._num_failures = 0
+        self._next_is_lost = False
         self._retry_at = 0.0
         self._link: Link | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="laminar-relay-forward", daemon=True)
         self._thread.start()
+
+    @property
+    def next_is_lost(self) -> bool:
+        """Whether the last attempt to reach the next relay failed."""
+        return self._next_is_lost
 
     def set_next(self, address: Address | None, epoch: int) -> None:
         """Send to this relay from now on (None: to nobody). An order older than the last one is ignored.
@@ -90,7 +102,7 @@ class Forwarder(Generic[AnySource]):
                 self._cut_link()
             # Also for the same address: another relay may have been started there since.
             self._address, self._epoch, self._delivered = address, epoch, -1
-            self._num_failures, self._retry_at = 0, 0.0
+            self._num_failures, self._retry_at, self._next_is_lost = 0, 0.0, False
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -145,38 +157,44 @@ class Forwarder(Generic[AnySource]):
             self._delivered_to(job, version, started)
 
     def _send(self, job: Job[AnySource]) -> None:
+        version = job.source.manifest.version
+
         def still_wanted() -> bool:
             return self._generation == job.generation
 
-        link = dial(job.address, self._credentials, DIAL_DEADLINE_S)
+        def progressed(num_bytes: int) -> None:
+            self.num_bytes_sent, self._next_is_lost = num_bytes, False
+            self._on_progress(version, num_bytes)
+
+        # Known before it is connected, so that a new next does not have to wait for one that does not answer.
+        link = new_link(job.address)
         try:
             with self._changed:
                 if not still_wanted():
                     return
                 self._link = link
-            self.version_sending, self.num_bytes_sent = job.source.manifest.version, 0
+            connect(link, job.address, self._credentials, DIAL_DEADLINE_S)
+            self.version_sending, self.num_bytes_sent = version, 0
             push(
                 link,
                 job.source,
                 job.epoch,
+                self._transport,
                 answer_deadline_s=self._answer_deadline_s,
                 still_wanted=still_wanted,
-                on_progress=self._progressed,
+                on_progress=progressed,
             )
         finally:
             with self._changed:
                 self._link = None
             link.close()
 
-    def _progressed(self, num_bytes: int) -> None:
-        self.num_bytes_sent = num_bytes
-
     def _delivered_to(self, job: Job[AnySource], newest: int, started: float) -> None:
         with self._changed:
             if self._generation != job.generation:
                 return
             self._delivered = newest
-            self._num_failures, self._retry_at = 0, 0.0
+            self._num_failures, self._retry_at, self._next_is_lost = 0, 0.0, False
         self._on_delivered(job.source, newest, time.monotonic() - started)
 
     def _failed(self, job: Job[AnySource], cause: str) -> None:
@@ -185,6 +203,7 @@ class Forwarder(Generic[AnySource]):
                 return
             pause_s = min(BACK_OFF_MIN_S * 2 ** min(self._num_failures, 10), BACK_OFF_MAX_S)
             self._num_failures += 1
+            self._next_is_lost = True
             self._retry_at = time.monotonic() + pause_s
             first = self._num_failures == 1
         if first:

@@ -40,15 +40,25 @@ class Credentials(msgspec.Struct, frozen=True):
 
 def dial(address: tuple[str, int], credentials: Credentials, deadline_s: float) -> Link:
     """Connect to a relay's port and prove membership both ways, each step within deadline_s."""
-    peer = f"relay {address[0]}:{address[1]}"
-    link = Link(socket.create_connection(address, timeout=deadline_s), peer)
-    link.limit_waits(deadline_s)
+    link = new_link(address)
     try:
-        introduce(link, credentials, Purpose.STREAM)
+        connect(link, address, credentials, deadline_s)
     except BaseException:
         link.close()
         raise
     return link
+
+
+def new_link(address: tuple[str, int]) -> Link:
+    """A link to a relay's port that is not connected yet; `shutdown` also ends the attempt to connect it."""
+    family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
+    return Link(socket.socket(family, socket.SOCK_STREAM), f"relay {address[0]}:{address[1]}")
+
+
+def connect(link: Link, address: tuple[str, int], credentials: Credentials, deadline_s: float) -> None:
+    link.connect(address, deadline_s)
+    link.limit_waits(deadline_s)
+    introduce(link, credentials, Purpose.STREAM)
 
 
 def introduce(link: Link, credentials: Credentials, purpose: Purpose) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 import laminar
+from laminar.config import RelayConfig
 from laminar.relay.forward import Address
 from laminar.relay.handshake import Credentials
 from laminar.relay.happenings import (
@@ -24,8 +25,7 @@ from laminar.relay.happenings import (
     VersionSent,
 )
 from laminar.relay.links import Kind, Link, decode
-from laminar.relay.manifest import Manifest
-from laminar.relay.orders import AddSlot, Answer, Join, Order, Released, Send, SetMaster
+from laminar.relay.orders import AddSlot, Answer, Join, Order, Released, Send, Sending, SetMaster
 from laminar.relay.segments import Segment
 
 ORDER_STALL_S = 5.0
@@ -39,17 +39,27 @@ class PublishTimeout(TimeoutError):
     """No segment came free in time: the versions handed over before are still being sent."""
 
 
+class SenderStatus(msgspec.Struct, frozen=True):
+    """The newest version that has not reached the master relay yet (or none), and how much of it has left."""
+
+    version: int | None
+    num_bytes: int
+    master_is_lost: bool
+
+
 class SenderKeeper:
     """Owns which slot is free: a slot is taken, filled, handed over, and free again once the sender released it."""
 
-    def __init__(self, credentials: Credentials, answer_deadline_s: float) -> None:
-        self._join = Join(credentials, answer_deadline_s)
+    def __init__(self, credentials: Credentials, config: RelayConfig) -> None:
+        self._join = Join(credentials, config.publish_deadline_s, config.transport)
         self._changed = threading.Condition()
         self._segments: Sequence[Segment] = ()
         self._free: set[int] = set()
-        self._sent: dict[int, Manifest] = {}
+        self._sent: dict[int, Send] = {}
         """By slot: handed over and not released yet."""
         self._last_settled = -1
+        self._sending = Sending(-1, 0)
+        self._master_is_lost = False
         self._master = SetMaster(None, -1)
         self._happenings: deque[SenderHappening] = deque(maxlen=NUM_HAPPENINGS_KEPT)
         self._link: Link | None = None
@@ -77,7 +87,9 @@ class SenderKeeper:
         with self._changed:
             waited = not self._free and self._failure is None
             if not self._changed.wait_for(lambda: self._free or self._failure or self._closed, deadline_s):
-                versions = " and ".join(str(version) for version in sorted(m.version for m in self._sent.values()))
+                versions = " and ".join(
+                    str(version) for version in sorted(send.manifest.version for send in self._sent.values())
+                )
                 raise PublishTimeout(
                     f"versions {versions} are still being sent to the master relay {self._master.address} after "
                     f"relay.publish_deadline_s={deadline_s:g} s"
@@ -93,17 +105,25 @@ class SenderKeeper:
             self._free.add(slot)
             self._changed.notify_all()
 
-    def hand_over(self, slot: int, manifest: Manifest) -> None:
+    def hand_over(self, send: Send) -> None:
         with self._changed:
-            self._sent[slot] = manifest
-            self._order(Send(slot, manifest))
+            self._sent[send.slot] = send
+            self._order(send)
 
     def set_master(self, address: Address | None, epoch: int) -> None:
         with self._changed:
             if epoch < self._master.epoch:
                 return
-            self._master = SetMaster(address, epoch)
+            self._master, self._master_is_lost = SetMaster(address, epoch), False
             self._order(self._master)
+
+    def status(self) -> SenderStatus:
+        with self._changed:
+            newest = max((send.manifest.version for send in self._sent.values()), default=-1)
+            if newest <= self._last_settled:
+                return SenderStatus(None, 0, False)
+            num_bytes = self._sending.num_bytes if self._sending.version == newest else 0
+            return SenderStatus(newest, num_bytes, self._master_is_lost)
 
     def happenings(self) -> list[SenderHappening]:
         """What happened since the last call, oldest first (the last 1000 at most)."""
@@ -173,8 +193,8 @@ class SenderKeeper:
         for slot in range(len(self._segments)):
             self._order_slot(slot)
         self._order(self._master)
-        for slot, manifest in sorted(self._sent.items(), key=lambda item: item[1].version):
-            self._order(Send(slot, manifest))
+        for send in sorted(self._sent.values(), key=lambda send: send.manifest.version):
+            self._order(send)
 
     def _listen(self, link: Link) -> None:
         """Until the sender's end of the socket closes, which its death does."""
@@ -187,18 +207,23 @@ class SenderKeeper:
             with self._changed:
                 self._heard(answer)
 
-    def _heard(self, answer: Released | SenderHappening) -> None:
+    def _heard(self, answer: Answer) -> None:
         match answer:
             case Released(slot):
                 del self._sent[slot]
                 self._free.add(slot)
                 self._changed.notify_all()
+            case Sending():
+                self._sending, self._master_is_lost = answer, False
             case VersionSent(version) | SendSuperseded(version) | SendRefused(version):
                 # Versions settle in order; a sender that took over may tell of one again.
                 if version > self._last_settled:
                     self._last_settled = version
                     self._happenings.append(answer)
-            case MasterLost() | SenderLost():
+            case MasterLost():
+                self._master_is_lost = True
+                self._happenings.append(answer)
+            case SenderLost():
                 self._happenings.append(answer)
 
     def _order(self, order: Order) -> None:

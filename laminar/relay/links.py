@@ -9,6 +9,7 @@ import enum
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -23,6 +24,9 @@ HEADER = struct.Struct("!HHIQQ")
 MESSAGE_BYTES_MAX = 16 << 20
 """A manifest of 100,000 tensors is about 10 MB."""
 CAUSE_BYTES_MAX = 4096
+OFFER_BYTES_MAX = 1 << 16
+IOV_MAX = 1024
+"""Places that one system call fills at most."""
 LAST_WORD_S = 0.2
 """A refusal was sent before the link broke, so it is here already or never comes."""
 
@@ -38,7 +42,7 @@ class Kind(enum.IntEnum):
     HELLO = 4
     """Announces a version: its manifest and the sender's chain epoch."""
     ANSWER = 5
-    """index: the first chunk that the receiver lacks."""
+    """index: the first chunk that the receiver lacks; the payload is what its transport needs to tell."""
     CHUNK = 6
     """index: the chunk's; checksum: of its bytes, which are the payload."""
     END = 7
@@ -52,6 +56,8 @@ class Kind(enum.IntEnum):
     GONE = 12
     ORDER = 13
     """Between a trainer and its own sender process."""
+    PLACED = 14
+    """index: a chunk that the sender wrote into the receiver's memory itself; checksum: of its bytes."""
 
 
 LENGTH_MAX = {
@@ -59,7 +65,7 @@ LENGTH_MAX = {
     Kind.PROOF: NONCE_BYTES + MAC_BYTES,
     Kind.WELCOME: MAC_BYTES,
     Kind.HELLO: MESSAGE_BYTES_MAX,
-    Kind.ANSWER: 0,
+    Kind.ANSWER: OFFER_BYTES_MAX,
     Kind.CHUNK: CHUNK_BYTES_MAX,
     Kind.END: 0,
     Kind.DONE: 0,
@@ -68,6 +74,7 @@ LENGTH_MAX = {
     Kind.LEASED: MESSAGE_BYTES_MAX,
     Kind.GONE: MESSAGE_BYTES_MAX,
     Kind.ORDER: MESSAGE_BYTES_MAX,
+    Kind.PLACED: 0,
 }
 EXACT = (Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME)
 """Kinds whose payload has exactly the length above: what a proof covers must not depend on where a nonce ends."""
@@ -111,6 +118,11 @@ class Link:
         connection.settimeout(None)
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def connect(self, address: tuple[str, int], deadline_s: float) -> None:
+        self._socket.settimeout(deadline_s)
+        self._socket.connect(address)
+        self._socket.settimeout(None)
 
     def limit_waits(self, deadline_s: float) -> None:
         """Raise TimeoutError from now on when a read or write makes no progress for so long; 0: wait for ever."""
@@ -191,6 +203,26 @@ class Link:
             if num_new == 0:
                 raise LinkError(f"{self.peer} closed the link after {num_received} of {len(target)} bytes of {what}")
             num_received += num_new
+
+    def receive_scattered(self, targets: Sequence[memoryview], what: str) -> None:
+        """Fill several places in order, in few system calls however many there are."""
+        if len(targets) == 1:
+            self.receive_into(targets[0], what)
+            return
+        left = [target for target in targets if len(target)]
+        while left:
+            try:
+                num_new = self._socket.recvmsg_into(left[:IOV_MAX], 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError:
+                raise TimeoutError(f"no byte of {what} from {self.peer} for {self._deadline_s:g} s") from None
+            except ConnectionError as error:
+                raise LinkError(f"{self.peer} broke the link in the middle of {what}: {error.strerror}") from error
+            if num_new == 0:
+                raise LinkError(f"{self.peer} closed the link in the middle of {what}")
+            while left and num_new >= len(left[0]):
+                num_new -= len(left.pop(0))
+            if num_new:
+                left[0] = left[0][num_new:]
 
     def last_word(self) -> LinkRefused | None:
         """Why the peer broke the link, if it managed to say so: a better error than that it is broken."""

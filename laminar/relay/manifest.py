@@ -37,8 +37,10 @@ class LeasedVersion(msgspec.Struct, frozen=True):
     """A complete version, mapped read-only while its lease is held: the manifest and the segment's bytes.
 
     checksum: xxh3_64 over the chunks' xxh3_64 values (8 bytes each, little endian), so it covers every byte.
+    path: where other processes of this user on this machine can open the segment, read-only, until the lease ends.
     """
 
     manifest: Manifest
     checksum: int
     data: memoryview
+    path: str = ""

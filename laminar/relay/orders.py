@@ -1,10 +1,13 @@
 """Defines what a trainer's publisher and its sender process say to each other, over a socket that only they have."""
 
+from typing import Literal
+
 import msgspec
 
 from laminar.relay.handshake import Credentials
 from laminar.relay.happenings import SenderHappening
 from laminar.relay.manifest import Manifest
+from laminar.relay.shards import Shard
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -12,6 +15,7 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
     credentials: Credentials
     answer_deadline_s: float
+    transport: Literal["sockets", "nixl"]
 
 
 class AddSlot(msgspec.Struct, frozen=True, tag=True):
@@ -31,6 +35,7 @@ class Send(msgspec.Struct, frozen=True, tag=True):
 
     slot: int
     manifest: Manifest
+    shard: Shard | None
 
 
 Order = Join | AddSlot | SetMaster | Send
@@ -42,4 +47,11 @@ class Released(msgspec.Struct, frozen=True, tag=True):
     slot: int
 
 
-Answer = Released | SenderHappening
+class Sending(msgspec.Struct, frozen=True, tag=True):
+    """So much of a version has left for the master relay; told now and then."""
+
+    version: int
+    num_bytes: int
+
+
+Answer = Released | Sending | SenderHappening

@@ -7,10 +7,15 @@
 
 Two segments: one is filled while the other is sent. The newest version stays in its segment until there is a newer
 one, so a new master can be brought up to date at any time.
+
+A trainer of several ranks has a publisher in each. A rank copies and sends the rows that it holds, and nothing is
+gathered: the master relay puts them together (shards.py).
 """
 
+import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from laminar.config import RelayConfig
@@ -18,10 +23,12 @@ from laminar.relay.chunks import CHUNK_BYTES_MAX, best_chunk_bytes
 from laminar.relay.forward import Address
 from laminar.relay.handshake import Credentials
 from laminar.relay.happenings import SenderHappening
-from laminar.relay.keeper import PublishTimeout, SenderKeeper
+from laminar.relay.keeper import PublishTimeout, SenderKeeper, SenderStatus
 from laminar.relay.layout import TensorForm, check_names_differ, check_same_layout, laid_out_bytes, lay_out
 from laminar.relay.manifest import Manifest, Probe, TensorEntry
+from laminar.relay.orders import Send
 from laminar.relay.segments import Segment
+from laminar.relay.shards import Body, Rows, Shard, plan_shard
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +43,10 @@ NamedTensors = Iterable[tuple[str, "torch.Tensor"]]
 class Publisher:
     """The trainer's end. Its sender process starts with it and ends with it, or with the trainer's process.
 
-    One thread publishes; `set_master`, `sender_events` and `close` may come from others.
+    One thread publishes; `set_master`, `sender_events`, `sender_status` and `close` may come from others.
     """
 
-    def __init__(self, run_id: str, token: bytes, config: RelayConfig) -> None:
+    def __init__(self, run_id: str, token: bytes, config: RelayConfig, *, rank: int = 0, num_ranks: int = 1) -> None:
         if not token:
             raise ValueError("a publisher needs the run's token; with an empty one no relay would take its weights")
         if config.chunk_bytes is not None and config.chunk_bytes > CHUNK_BYTES_MAX:
@@ -47,62 +54,89 @@ class Publisher:
         self.num_waits = 0
         """Hand-overs that had to wait for an earlier one to be sent."""
         self._config = config
-        self._keeper = SenderKeeper(Credentials(run_id, token), config.publish_deadline_s)
+        self._keeper = SenderKeeper(Credentials(run_id, token), config)
         self._forms: tuple[TensorForm, ...] = ()
         self._dtype: torch.dtype | None = None
         self._entries: tuple[TensorEntry, ...] = ()
         self._segments: list[Segment] = []
         self._targets: list[dict[str, torch.Tensor]] = []
-        self._num_relays = 1
+        self._rank, self._num_ranks = rank, num_ranks
+        self._rows: Mapping[str, Rows] = {}
+        self._shard: Shard | None = None
+        """What this rank sends; none when there is no other."""
         self._last_version = -1
 
     @property
     def sender_pid(self) -> int | None:
         return self._keeper.sender_pid
 
-    def set_master(self, address: Address | None, *, epoch: int, num_relays: int = 1) -> None:
+    def set_master(self, address: Address | None, *, epoch: int) -> None:
         """Send to this relay from now on; None: wait for another. An order with an older epoch is ignored.
 
         epoch: the chain's, as in Relay.set_next, counted together with it: a relay refuses a sender whose epoch is
-        older than one it has heard of. num_relays: the chain's length, which the chunk size depends on.
+        older than one it has heard of.
         """
-        self._num_relays = num_relays
         self._keeper.set_master(address, epoch)
 
-    def prepare(self, tensors: NamedTensors, *, dtype: "torch.dtype") -> None:
-        """Fix the layout and take the memory, warm, so that the first hand-over costs a copy only."""
+    def prepare(
+        self, tensors: NamedTensors, *, dtype: "torch.dtype", rows: Mapping[str, Rows] = MappingProxyType({})
+    ) -> None:
+        """Fix the layout and take the memory, warm, so that the first hand-over costs a copy only.
+
+        rows: of each tensor that is sharded, which rows this rank holds; `tensors` has those rows. A tensor that is not
+        in it is whole on every rank, and sent by rank 0.
+        """
         named = list(tensors)
-        forms = _forms_of(named)
+        forms = tuple(_form_of(name, tensor, rows.get(name)) for name, tensor in named)
         if self._forms:
             self._check_same(forms, dtype)
             return
         check_names_differ(forms)
         if not dtype.is_floating_point:
             raise ValueError(f"weights cannot be published as {dtype}; choose float32, bfloat16 or float16")
-        dtypes = [_published_dtype(tensor, dtype) for _, tensor in named]
-        self._entries = lay_out(
-            (form, _dtype_name(published), published.itemsize) for form, published in zip(forms, dtypes, strict=True)
-        )
+        dtypes = {name: _published_dtype(tensor, dtype) for name, tensor in named}
+        self._entries = lay_out((form, _dtype_name(dtypes[form.name]), dtypes[form.name].itemsize) for form in forms)
         num_bytes = laid_out_bytes(self._entries)
         if num_bytes == 0:
             raise ValueError("there is nothing to publish: no tensor, or only empty ones")
+        if self._num_ranks > 1:
+            self._shard = plan_shard(
+                self._entries, rows, rank=self._rank, num_ranks=self._num_ranks, whole_bytes=num_bytes
+            )
+            num_bytes = max(Body(self._shard).num_bytes, 1)
         self._segments = [Segment() for _ in range(NUM_SLOTS)]
         for segment in self._segments:
             segment.reserve(num_bytes)
-        self._targets = [_targets_in(segment, self._entries, dtypes) for segment in self._segments]
-        self._forms, self._dtype = forms, dtype
+            if any(tensor.is_cuda for _, tensor in named):
+                from laminar.relay.pinning import Pinned  # Needs an accelerator.
+
+                segment.before_close.append(Pinned(segment.view).release)
+        places = _places(self._entries, rows, self._shard)
+        self._targets = [_targets_in(segment, places, dtypes) for segment in self._segments]
+        self._forms, self._dtype, self._rows = forms, dtype, rows
         self._keeper.add_slots(self._segments)
 
-    def hand_over(self, tensors: NamedTensors, *, version: int, step: int, probe: Probe, dtype: "torch.dtype") -> float:
+    def hand_over(
+        self,
+        tensors: NamedTensors,
+        *,
+        version: int,
+        step: int,
+        probe: Probe,
+        dtype: "torch.dtype",
+        num_relays: int = 1,
+    ) -> float:
         """Copy the weights and return; they are sent from the copy. Returns the seconds that it took (the stall).
 
-        dtype: what floating-point tensors are published in; the others keep theirs. The first call fixes names,
-        dtypes and shapes: a later one that differs raises ValueError, naming the tensor, before anything is copied.
-        Raises PublishTimeout if the two versions before are still being sent after `relay.publish_deadline_s`.
+        dtype: what floating-point tensors are published in; the others keep theirs. num_relays: the chain's length,
+        which the size of chunks depends on. It, the probe and the rest must be the same on every rank. The first call,
+        or `prepare`, fixes names, dtypes and shapes: a later one that differs raises ValueError, naming the tensor,
+        before anything is copied. Raises PublishTimeout if the two versions before are still being sent after
+        `relay.publish_deadline_s`.
         """
         started = time.monotonic()
         named = list(tensors)
-        self.prepare(named, dtype=dtype)
+        self.prepare(named, dtype=dtype, rows=self._rows)
         if version <= self._last_version:
             raise ValueError(f"version {version} is not newer than version {self._last_version}, published before")
         slot, waited = self._keeper.take_slot(self._config.publish_deadline_s)
@@ -110,13 +144,17 @@ class Publisher:
         try:
             targets = self._targets[slot]
             for name, tensor in named:
-                targets[name].copy_(tensor.detach())
+                if (target := targets.get(name)) is not None:  # Else another rank sends it.
+                    target.copy_(tensor.detach())
         except BaseException:
             self._keeper.give_back(slot)
             raise
         self._last_version = version
-        self._keeper.hand_over(slot, self._manifest(version, step, probe))
+        self._keeper.hand_over(Send(slot, self._manifest(version, step, probe, num_relays), self._shard))
         return time.monotonic() - started
+
+    def sender_status(self) -> SenderStatus:
+        return self._keeper.status()
 
     def sender_events(self) -> list[SenderHappening]:
         """What became of the hand-overs since the last call: sent, superseded, refused; master lost, sender lost."""
@@ -135,19 +173,28 @@ class Publisher:
             raise ValueError(f"weights cannot be published as {dtype}: the first publish was {self._dtype}")
         check_same_layout(self._forms, forms)
 
-    def _manifest(self, version: int, step: int, probe: Probe) -> Manifest:
+    def _manifest(self, version: int, step: int, probe: Probe, num_relays: int) -> Manifest:
         num_bytes = laid_out_bytes(self._entries)
         chunk_bytes = self._config.chunk_bytes or best_chunk_bytes(
             num_bytes,
-            self._num_relays,
+            num_relays,
             link_startup_s=self._config.link_startup_s,
             link_bytes_per_s=self._config.link_bytes_per_s,
         )
         return Manifest(version, step, num_bytes, chunk_bytes, self._entries, probe)
 
 
-def _forms_of(named: "list[tuple[str, torch.Tensor]]") -> tuple[TensorForm, ...]:
-    return tuple(TensorForm(name, _dtype_name(tensor.dtype), tuple(tensor.shape)) for name, tensor in named)
+def _form_of(name: str, tensor: "torch.Tensor", rows: Rows | None) -> TensorForm:
+    """The whole tensor's, of which this rank may hold some rows only."""
+    shape = tuple(tensor.shape)
+    if rows is not None:
+        if not rows.shape or shape != (rows.num_rows, *rows.shape[1:]) or rows.first + rows.num_rows > rows.shape[0]:
+            raise ValueError(
+                f"tensor {name!r} of shape {shape} is not rows {rows.first} to {rows.first + rows.num_rows} of one of "
+                f"shape {rows.shape}"
+            )
+        shape = rows.shape
+    return TensorForm(name, _dtype_name(tensor.dtype), shape)
 
 
 def _dtype_name(dtype: "torch.dtype") -> str:
@@ -158,18 +205,35 @@ def _published_dtype(tensor: "torch.Tensor", dtype: "torch.dtype") -> "torch.dty
     return dtype if tensor.dtype.is_floating_point else tensor.dtype
 
 
+def _places(
+    entries: tuple[TensorEntry, ...], rows: Mapping[str, Rows], shard: Shard | None
+) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Where each tensor that this rank sends goes in its segment: (offset, shape of what it holds)."""
+    if shard is None:
+        return {entry.name: (entry.offset, entry.shape) for entry in entries}
+    body = Body(shard)
+    places: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for entry in entries:
+        held = rows.get(entry.name)
+        if held is not None and entry.num_bytes:
+            start = entry.offset + held.first * (entry.num_bytes // entry.shape[0])
+            places[entry.name] = (body.num_bytes_below(start), (held.num_rows, *entry.shape[1:]))
+        elif held is None and shard.rank == 0:
+            places[entry.name] = (body.num_bytes_below(entry.offset), entry.shape)
+    return places
+
+
 def _targets_in(
-    segment: Segment, entries: tuple[TensorEntry, ...], dtypes: "list[torch.dtype]"
+    segment: Segment, places: Mapping[str, tuple[int, tuple[int, ...]]], dtypes: "Mapping[str, torch.dtype]"
 ) -> "dict[str, torch.Tensor]":
     """The segment seen as tensors, made once so that a hand-over does nothing but copy."""
     import torch  # Heavy, and only the trainer has it.
 
     targets: dict[str, torch.Tensor] = {}
-    for entry, dtype in zip(entries, dtypes, strict=True):
-        if entry.num_bytes == 0:
-            targets[entry.name] = torch.empty(entry.shape, dtype=dtype)
-            continue
-        count = entry.num_bytes // dtype.itemsize
-        flat = torch.frombuffer(segment.view, dtype=dtype, count=count, offset=entry.offset)
-        targets[entry.name] = flat.view(entry.shape)
+    for name, (offset, shape) in places.items():
+        count = math.prod(shape)
+        if count == 0:
+            targets[name] = torch.empty(shape, dtype=dtypes[name])
+        else:
+            targets[name] = torch.frombuffer(segment.view, dtype=dtypes[name], count=count, offset=offset).view(shape)
     return targets

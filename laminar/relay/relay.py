@@ -26,15 +26,19 @@ from contextlib import suppress
 import msgspec
 
 from laminar.config import RelayConfig
-from laminar.relay.forward import Address, Forwarder
-from laminar.relay.handshake import Credentials, Purpose, admit
+from laminar.relay.forward import DIAL_DEADLINE_S, Address, Forwarder
+from laminar.relay.handshake import Credentials, Purpose, admit, dial
 from laminar.relay.happenings import NextLost, PeerRefused, RelayHappening, UpstreamLost
 from laminar.relay.intake import receive_hello, take
-from laminar.relay.lease import LeaseDenial, LeaseWish, VersionGone, socket_name
+from laminar.relay.lease import LeaseDenial, LeaseWish, Lent, VersionGone
 from laminar.relay.links import CAUSE_BYTES_MAX, Kind, Link, Refusal, decode
+from laminar.relay.listeners import listen_locally, listen_on_port
 from laminar.relay.ring import StoredVersion
-from laminar.relay.shelf import Refused, Shelf, ShelfSource
-from laminar.relay.stream import Superseded
+from laminar.relay.shelf import Refused, Shelf
+from laminar.relay.shelf_source import ShelfSource
+from laminar.relay.stream import Superseded, push
+from laminar.relay.transport import Transport
+from laminar.relay.transports import build_transport
 
 HANDSHAKE_DEADLINE_S = 5.0
 """A peer must show the token, and say what it wants, within this much silence."""
@@ -53,6 +57,8 @@ class RelayStatus(msgspec.Struct, frozen=True):
     incoming_bytes: int
     sending_version: int | None
     sending_bytes: int
+    next_is_lost: bool
+    """Whether the next relay cannot be reached, hangs or refuses."""
     num_leases: int
     """Versions held by readers, expired leases included, and by the forwarder while it sends."""
     num_leases_expired: int
@@ -64,7 +70,8 @@ class RelayStatus(msgspec.Struct, frozen=True):
 class Relay:
     """The relay of one machine: plain threads, no process of its own. Working from construction until `close`.
 
-    host: the address at which other machines reach this one. on_event is called from one thread, in order, and may
+    host: the address at which other machines reach this one. transport: what carries chunks, `relay.transport` unless
+    given. on_event is called from one thread, in order, and may
     call back into the relay.
     """
 
@@ -77,6 +84,7 @@ class Relay:
         on_event: Callable[[RelayHappening], None],
         *,
         host: str = "127.0.0.1",
+        transport: Transport | None = None,
     ) -> None:
         if not token:
             raise ValueError("a relay needs the run's token; an empty one would let anybody in")
@@ -88,19 +96,22 @@ class Relay:
         self._peers: dict[threading.Thread, Link] = {}
         self._peers_lock = threading.Lock()
         self._closed = False
-        self._port = _listen_on_port(host, config.port)
+        self._port = listen_on_port(host, config.port)
         self.address: Address = self._port.getsockname()[:2]
         """Host and port where an upstream reaches this relay."""
         try:
-            self._local = _listen_locally(run_id, machine)
+            self._local = listen_locally(run_id, machine)
         except BaseException:
             self._port.close()
             raise
+        self._transport = transport or build_transport(config.transport)
         self._shelf = Shelf(machine, config, self._happenings.put)
         self._forwarder: Forwarder[ShelfSource] = Forwarder(
             self._shelf,
             self._credentials,
+            self._transport,
             answer_deadline_s=config.publish_deadline_s,
+            on_progress=lambda _version, _num_bytes: None,
             on_lost=lambda address, cause: self._happenings.put(NextLost(machine, address, cause)),
             on_delivered=lambda _source, _newest, _seconds: None,
         )
@@ -117,6 +128,30 @@ class Relay:
         """The chain changed: forward to this relay (None: this one is the last). Epochs only grow."""
         self._forwarder.set_next(address, epoch)
 
+    def send_version(self, version: int, address: Address) -> None:
+        """Send a complete version to another machine's relay, beside the chain; returns when it is complete there.
+
+        Raises VersionGone, or OSError for a link that fails and a relay that refuses.
+        """
+        source = self._shelf.take(version)
+        try:
+            link = dial(address, self._credentials, DIAL_DEADLINE_S)
+            try:
+                push(
+                    link,
+                    source,
+                    -1,  # It is no part of the chain.
+                    self._transport,
+                    answer_deadline_s=self._config.publish_deadline_s,
+                    still_wanted=lambda: not self._closed,
+                    on_progress=lambda _num_bytes: None,
+                    beside=True,
+                )
+            finally:
+                link.close()
+        finally:
+            self._shelf.put_back(source)
+
     def retain(self, versions: Sequence[int]) -> None:
         """Versions to keep as long as memory allows, besides the newest, the arriving and the leased ones."""
         self._shelf.retain(versions)
@@ -131,6 +166,7 @@ class Relay:
                 incoming_bytes=incoming.num_bytes_received if incoming else 0,
                 sending_version=forwarder.version_sending,
                 sending_bytes=forwarder.num_bytes_sent,
+                next_is_lost=forwarder.next_is_lost,
                 num_leases=ring.num_holds,
                 num_leases_expired=ring.num_expired,
                 num_segments=ring.num_segments,
@@ -151,6 +187,8 @@ class Relay:
             peers = dict(self._peers)
         for link in peers.values():
             link.shutdown()
+        with self._shelf.changed:
+            self._shelf.changed.notify_all()
         self._forwarder.close()
         until = time.monotonic() + CLOSE_DEADLINE_S
         for thread in (*self._threads, *peers):
@@ -212,11 +250,11 @@ class Relay:
                 del self._peers[threading.current_thread()]
 
     def _serve_stream(self, link: Link) -> None:
-        hello = receive_hello(link)
+        hello = receive_hello(link, self._transport)
         # From here on a silence can be the upstream's own upstream's.
         link.limit_waits(self._config.publish_deadline_s)
         try:
-            take(link, hello, self._shelf)
+            take(link, hello, self._shelf, self._transport)
         except Refused as refused:
             self._refuse(link, refused.refusal)
         except Superseded as superseded:
@@ -258,31 +296,7 @@ class Relay:
 
     def _lend(self, link: Link, stored: StoredVersion) -> None:
         assert stored.checksum is not None
-        manifest = msgspec.msgpack.encode(stored.manifest)
-        link.send_with_descriptor(Kind.LEASED, manifest, stored.segment.reader_fd, checksum=stored.checksum)
-
-
-def _listen_on_port(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), backlog=64)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"the relay cannot listen on {host}:{port} ({error.strerror}); set relay.port to a free one, or 0 for any",
-        ) from error
-
-
-def _listen_locally(run_id: str, machine: int) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(socket_name(run_id, machine))
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
-        raise OSError(
-            error.errno, f"run {run_id!r} has a relay for machine {machine} already ({error.strerror})"
-        ) from error
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+        with self._shelf.changed:
+            segments = tuple(segment.id for segment in self._shelf.ring.segments)
+        lent = msgspec.msgpack.encode(Lent(stored.manifest, segments))
+        link.send_with_descriptor(Kind.LEASED, lent, stored.segment.reader_fd, checksum=stored.checksum)

@@ -9,11 +9,16 @@ Not thread-safe; the shelf around it holds the lock. In words:
   the reader, counting against the ring, until the reader's socket closes.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from laminar.relay.manifest import Manifest
 from laminar.relay.segments import Segment
+
+if TYPE_CHECKING:
+    from laminar.relay.arrival import Assembly
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +33,10 @@ class StoredVersion:
     """The whole version's, once complete."""
     num_holds: int = 0
     """Readers that have not closed their lease, and the forwarder while it sends from here."""
+    assembly: "Assembly | None" = None
+    """How far the shards are, of a version that comes from several ranks."""
+    reserving: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the segment takes its memory, which several streams may want at once."""
     num_expired: int = 0
     """Those of the readers that are beyond their deadline."""
     removed: bool = False
@@ -55,6 +64,7 @@ class Ring:
         self._stored: dict[int, StoredVersion] = {}
         self._retained: frozenset[int] = frozenset()
         self._free: list[Segment] = []
+        self._tainted: list[Segment] = []
 
     @property
     def complete_versions(self) -> list[int]:
@@ -71,6 +81,11 @@ class Ring:
     @property
     def num_expired(self) -> int:
         return sum(stored.num_expired for stored in self._stored.values())
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Those that a reader may be lent now or later; one that left the ring is only in its readers' hands."""
+        return [*self._free, *(stored.segment for stored in self._stored.values())]
 
     def begin(self, manifest: Manifest) -> tuple[StoredVersion, list[int]]:
         """A place for a version that starts to arrive, and the versions that had to go for it.
@@ -100,6 +115,10 @@ class Ring:
         assert not stored.complete
         self._remove(stored)
 
+    def has(self, version: int) -> bool:
+        """Whether it is here, complete or arriving."""
+        return version in self._stored
+
     def find(self, version: int | None) -> StoredVersion | None:
         """A complete version; None: the newest."""
         if version is None:
@@ -121,7 +140,7 @@ class Ring:
 
     def close(self) -> None:
         """Give back all memory; readers keep what they mapped."""
-        for segment in [*self._free, *(stored.segment for stored in self._stored.values())]:
+        for segment in [*self._free, *self._tainted, *(stored.segment for stored in self._stored.values())]:
             segment.close()
         self._free.clear()
         self._stored.clear()
@@ -142,7 +161,10 @@ class Ring:
             self._recycle(stored.segment)
 
     def _recycle(self, segment: Segment) -> None:
-        if self.num_segments > self.num_versions_kept:
+        if segment.is_tainted:
+            # It stays as it is, counts against the ring, and is given back when the relay ends.
+            self._tainted.append(segment)
+        elif self.num_segments > self.num_versions_kept:
             segment.close()
             self.num_segments -= 1
         else:

@@ -8,6 +8,7 @@ warm ones at more than 10.
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 
 PAGE_BYTES = mmap.PAGESIZE
 TOUCH_BYTES = 256 << 20
@@ -17,12 +18,18 @@ TOUCH_BYTES = 256 << 20
 class Segment:
     """Memory for one version; empty until `reserve`, then reused for one version after another.
 
-    view: writable, `num_bytes` long. reader_fd: the same memory, opened read-only, for other processes.
+    view: writable, `num_bytes` long, zero at first. reader_fd: the same memory, opened read-only, for other processes.
     """
 
     def __init__(self) -> None:
         self.num_bytes = 0
         self.reader_fd = -1
+        self.is_tainted = False
+        """Whether somebody else may still write here, so that it must hold no other version any more."""
+        self.before_close: list[Callable[[], None]] = []
+        """Called once, before the memory goes: whoever made it known elsewhere takes that back."""
+        self.id = 0
+        """The file's inode: what a reader that has it mapped already knows it by."""
         self._mapping: mmap.mmap | None = None
         self._view: memoryview | None = None
 
@@ -53,13 +60,16 @@ class Segment:
         finally:
             os.close(fd)
         self._view = memoryview(self._mapping)
-        self.num_bytes = num_bytes
+        self.num_bytes, self.id = num_bytes, os.fstat(self.reader_fd).st_ino
         _touch(self._view)
 
     def close(self) -> None:
         """Give the memory back, or leave it to those who still hold it: other processes, views not yet dropped."""
         if self._mapping is None or self._view is None:
             return
+        for take_back in self.before_close:
+            take_back()
+        self.before_close.clear()
         os.close(self.reader_fd)
         try:
             self._view.release()

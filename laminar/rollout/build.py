@@ -1,10 +1,11 @@
 """Builds a rollout worker from the configuration: its engine, its rules, its environment."""
 
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 import msgspec
 
-from laminar.config import Config
+from laminar.config import Config, EmbeddedEngineConfig, VllmEngineConfig
 from laminar.control.messages import MachineId, ReplicaId
 from laminar.data.chat import Chat, load_tokenizer
 from laminar.data.tokens import text_decoder, text_encoder
@@ -15,13 +16,22 @@ from laminar.rollout.episode import EpisodeRules
 from laminar.rollout.worker import Lease, RolloutWorker, Turns
 
 
-def build_engine(config: Config) -> Engine:
-    from laminar.rollout.engines.embedded import EmbeddedEngine  # torch, so only where something decodes
+async def build_engine(config: Config) -> Engine:
+    """An engine that is up; raises ValueError for settings that this machine cannot serve."""
+    match config.engine:
+        case EmbeddedEngineConfig():
+            from laminar.rollout.engines.embedded import EmbeddedEngine  # torch, so only where something decodes
 
-    return EmbeddedEngine(config.engine, config.model.path)
+            return EmbeddedEngine(config.engine, config.model.path)
+        case VllmEngineConfig():
+            from laminar.rollout.engines.vllm_setup import start_vllm
+
+            return await start_vllm(config.engine, config.model.path, num_tokens_max=config.num_trajectory_tokens_max)
+        case _:
+            assert_never(config.engine)
 
 
-def build_worker(
+async def build_worker(
     replica: ReplicaId, machine: MachineId, config: Config, lease: Lease, sandbox: Sandbox
 ) -> RolloutWorker:
     import torch
@@ -50,12 +60,13 @@ def build_worker(
     return RolloutWorker(
         replica,
         machine,
-        build_engine(config),
+        await build_engine(config),
         lease,
         rules=rules,
         evaluation_rules=evaluation_rules,
         report_interval_s=config.rollout.report_interval_s,
         turns=turns,
+        move_kv=config.rollout.move_kv,
     )
 
 

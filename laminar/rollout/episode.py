@@ -190,6 +190,11 @@ class Episode:
         self.state = EpisodeState.FAILED
         self.cause = cause
 
+    def interrupt(self) -> None:
+        """It has more to decode and is not to be submitted yet."""
+        assert self.state is EpisodeState.DECODING, f"{self._name} is {self.state}"
+        self.state = EpisodeState.INTERRUPTED
+
     def change_version(self, version: int) -> None:
         """Tokens from now on come from another version (only between an abort and the next request)."""
         assert self.state is not EpisodeState.DECODING, f"{self._name} is decoding"

@@ -28,13 +28,14 @@ from laminar.control.messages import (
     ReplicaStarted,
     TrajectoryId,
 )
-from laminar.data.records import Task, TokenDelta, WorkerReport
+from laminar.data.records import KvParcel, Task, TokenDelta, WorkerReport
 from laminar.envs.env import Environment, Observation, ObservationFailed, observe
 from laminar.relay.chunks import version_checksum
 from laminar.relay.lease import RelayUnreachable, VersionGone
 from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.engine import Delta, Engine, WrongWeights
 from laminar.rollout.episode import Episode, EpisodeRules, EpisodeState
+from laminar.rollout.kv_shelf import KvShelf
 from laminar.rollout.observations import encode_observation
 
 LONG_OBSERVATION_CHARACTERS = 10_000
@@ -70,7 +71,9 @@ class RolloutWorker:
         evaluation_rules: EpisodeRules,
         report_interval_s: float,
         turns: Turns | None = None,
+        move_kv: bool = False,
     ) -> None:
+        """move_kv: trajectories that are released leave their KV cache for a replica of the same machine."""
         self._replica = replica
         self._machine = machine
         self._engine = engine
@@ -79,14 +82,22 @@ class RolloutWorker:
         self._evaluation_rules = evaluation_rules
         self._report_interval_s = report_interval_s
         self._turns = turns
+        self._shelf = KvShelf(machine) if move_kv else None
         self._version: int | None = None
         self._episodes: dict[int, Episode] = {}
+        self._kv: dict[int, memoryview | None] = {}
+        """Caches that trajectories brought along, while they are taken in."""
         self._observing: dict[int, asyncio.Task[None]] = {}
         self._ended: list[Episode] = []
         self._outbox: list[WorkerReport] = []
         self._urgent = asyncio.Event()
         self._reported_at_s = 0.0
+        self._last_words_said = False
         self._decoding: asyncio.Task[None] | None = None
+        self._delivered = asyncio.Event()
+        """Set whenever the engine's deltas, or its end, have been taken in."""
+        self._paused = False
+        """While weights load under trajectories: none is submitted."""
 
     def start(self) -> ReplicaStarted:
         self._decoding = asyncio.get_running_loop().create_task(self._decode())
@@ -103,7 +114,11 @@ class RolloutWorker:
             if episode.asked_before and self._turns is not None and not self._turns.environment.repeatable:
                 name = type(self._turns.environment).__name__
                 episode.fail(f"environment: its replica was lost while {name}, which is not repeatable, was asked")
+            if self._shelf is not None and task.kv is not None:
+                self._kv[task.trajectory] = self._shelf.take(task.kv, self._version)
             self._go_on(episode)
+        # Of those that wait for their environment there is nothing to go on with at once.
+        self._kv.clear()
 
     async def release(self, command: CommandId, trajectories: Sequence[TrajectoryId]) -> None:
         """Stop these; their last tokens, and where they stopped, leave in a Released.
@@ -117,6 +132,7 @@ class RolloutWorker:
             observing = self._observing.pop(episode.trajectory, None)
             if observing is not None and not observing.cancel():
                 observing.result()
+        kv = self._leave_kv([e.trajectory for e in held if e.state is EpisodeState.DECODING])
         # KV that is kept for one that waits is given up too.
         for delta in await self._engine.abort([e.trajectory for e in held]):
             self._take(delta)
@@ -126,15 +142,19 @@ class RolloutWorker:
         for episode in stopped:
             del self._episodes[episode.trajectory]
         progress = tuple(_progress(e) for e in stopped)
-        self._send(Released(command, self._replica, progress))
+        self._send(Released(command, self._replica, progress), kv)
 
-    async def load(self, command: CommandId, version: int) -> None:
+    async def load(self, command: CommandId, version: int, *, interrupt: bool = False) -> None:
         """Take the version from the machine's relay; what went wrong leaves in a LoadFailed, by name.
 
-        Raises RuntimeError while a trajectory lives: also one that waits for its environment, of which the engine does
-        not know, would be of two versions.
+        interrupt: trajectories stop where they are, which a report says before the outcome, and go on from their
+        tokens afterwards: under the new version, or the old one if the relay could not give it. Without it, raises
+        RuntimeError while a trajectory lives: also one that waits for its environment, of which the engine does not
+        know, would be of two versions.
         """
-        if self._episodes:
+        if interrupt:
+            await self._interrupt()
+        elif self._episodes:
             raise RuntimeError(
                 f"version {version} cannot be loaded while {len(self._episodes)} trajectories of version "
                 f"{self._version} live; release them first"
@@ -148,17 +168,42 @@ class RolloutWorker:
                 await asyncio.to_thread(_refuse_damage, leased)
                 await self._engine.load(leased)
         except (VersionGone, RelayUnreachable, DamagedVersion) as error:
+            self._go_on_with_all()
             self._send(LoadFailed(command, self._replica, version, str(error), serves_on=True))
         except WrongWeights as error:
             self._send(LoadFailed(command, self._replica, version, str(error), serves_on=False))
         else:
             self._version = version
+            for episode in self._episodes.values():
+                episode.change_version(version)
+            self._go_on_with_all()
             self._send(Loaded(command, self._replica, version, time.monotonic() - began_s))
+
+    async def _interrupt(self) -> None:
+        """Stop all that decode, and report where. Control's deadline for the load bounds the wait."""
+        self._paused = True
+        decoding = [id for id, episode in self._episodes.items() if episode.state is EpisodeState.DECODING]
+        for delta in await self._engine.abort(decoding):
+            self._take(delta)
+        assert self._decoding is not None, "start() comes first"
+        # One that is decoding still has ended in a step whose deltas are on their way.
+        while any(e.state is EpisodeState.DECODING for e in self._episodes.values()) and not self._decoding.done():
+            self._delivered.clear()
+            await self._delivered.wait()
+        self._outbox.append(self._report())
+
+    def _go_on_with_all(self) -> None:
+        """Submit again what an interrupt stopped, from its tokens."""
+        self._paused = False
+        for episode in list(self._episodes.values()):
+            if episode.state is EpisodeState.INTERRUPTED:
+                self._submit(episode)
 
     async def reports(self) -> list[WorkerReport]:
         """What happened since the last call, in order; waits a report interval for it, or until something is urgent.
 
-        Raises what ended the decoding, or the talk with an environment, if it was an error of ours.
+        Raises what ended the decoding (EngineDied, or an error of ours) or the talk with an environment; but not before
+        a last call has returned what came until then: tokens that were decoded need not be decoded again.
         """
         wait_s = self._reported_at_s + self._report_interval_s - time.monotonic()
         if wait_s > 0:
@@ -166,11 +211,16 @@ class RolloutWorker:
                 async with asyncio.timeout(wait_s):
                     await self._urgent.wait()
         assert self._decoding is not None, "start() comes first"
+        self._urgent.clear()
         for task in (self._decoding, *self._observing.values()):
             if task.done():
-                task.result()
-        self._urgent.clear()
+                if self._last_words_said:
+                    task.result()
+                self._last_words_said = True
+                self._urgent.set()
         self._reported_at_s = time.monotonic()
+        if self._shelf is not None:
+            self._shelf.tidy()
         reports, self._outbox = [*self._outbox, self._report()], []
         return reports
 
@@ -178,6 +228,8 @@ class RolloutWorker:
         for task in (self._decoding, *self._observing.values()):
             if task is not None:
                 task.cancel()
+        if self._shelf is not None:
+            self._shelf.close()
         await self._engine.close()
 
     async def _decode(self) -> None:
@@ -185,7 +237,9 @@ class RolloutWorker:
             while True:
                 for delta in await self._engine.next():
                     self._take(delta)
+                self._delivered.set()
         finally:
+            self._delivered.set()
             self._urgent.set()
 
     def _take(self, delta: Delta) -> None:
@@ -213,8 +267,12 @@ class RolloutWorker:
                 pass
 
     def _submit(self, episode: Episode) -> None:
+        if self._paused:
+            episode.interrupt()
+            return
         try:
-            self._engine.submit([episode.request()])
+            kv = self._kv.pop(episode.trajectory, None)
+            self._engine.submit([msgspec.structs.replace(episode.request(), kv=kv)])
         except ValueError as error:
             episode.fail(f"engine: {error}")
             self._go_on(episode)
@@ -245,8 +303,13 @@ class RolloutWorker:
             return encode_observation(answer, self._turns.encode, num_tokens_max=num_tokens_max)
         return await asyncio.to_thread(encode_observation, answer, self._turns.encode, num_tokens_max=num_tokens_max)
 
-    def _send(self, event: Released | Loaded | LoadFailed) -> None:
-        self._outbox.append(WorkerReport(event, ()))
+    def _leave_kv(self, trajectories: Sequence[TrajectoryId]) -> tuple[KvParcel, ...]:
+        if self._shelf is None or self._version is None:
+            return ()
+        return self._shelf.leave(self._engine, trajectories, self._version)
+
+    def _send(self, event: Released | Loaded | LoadFailed, kv: tuple[KvParcel, ...] = ()) -> None:
+        self._outbox.append(WorkerReport(event, (), kv))
         self._urgent.set()
 
     def _report(self) -> WorkerReport:

@@ -1,4 +1,8 @@
-"""Lays trajectories out in micro-batches of similar length, each within a budget of padded tokens."""
+"""Lays trajectories out in micro-batches: end to end, those of similar length together, within a budget of tokens.
+
+prompt response | prompt response | …       one row, no padding
+0 1 2 3 4 5 6 7 | 0 1 2 3 4 5 6 …           positions start again with each trajectory
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,67 +11,76 @@ import torch
 from torch import Tensor
 
 from laminar.data.records import Experience
-
-FILLER = 0
-"""Token id right of a row's end. Attention is causal, so no real token sees it, and no mask is looked up by id:
-a tokenizer whose padding is its stop token changes nothing."""
+from laminar.train.packed_attention import Runs, runs_of
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Trajectories of one forward-backward, padded on the right, and where in them the trained tokens are."""
+    """Whole trajectories of one forward-backward, and where in them the trained tokens are."""
 
     token_ids: Tensor
-    """[num_rows, longest]: prompt, response, filler."""
+    """[1, num_tokens]: prompt and response of each trajectory, nothing in between."""
+    position_ids: Tensor
+    """[1, num_tokens]: a token's position in its trajectory."""
+    runs: Runs
+    """Where trajectories begin and end, as attention needs it."""
     predictors: Tensor
-    """[num_tokens]: index into the flattened [num_rows * longest] positions; each is one before its target."""
+    """[num_trained_tokens]: index into num_tokens; each is one before its target."""
     targets: Tensor
-    """[num_tokens]: the trained token ids."""
+    """[num_trained_tokens]: the trained token ids."""
     behaviour_logprobs: Tensor
-    """[num_tokens]"""
+    """[num_trained_tokens]"""
     rows: Tensor
-    """[num_tokens]: index of the token's trajectory among the experiences that the micro-batches were planned for."""
+    """[num_trained_tokens]: index of the token's trajectory among the experiences that the micro-batches were planned
+    for."""
 
 
-def plan_micro_batches(lengths: Sequence[int], padded_tokens_max: int) -> list[list[int]]:
-    """Cut rows, shortest first, so that rows times longest stays within the budget; returns indices.
+def plan_micro_batches(lengths: Sequence[int], tokens_max: int) -> list[list[int]]:
+    """Cut the trajectories, shortest first, into micro-batches of at most so many tokens; returns indices.
 
-    A row that is longer than the budget on its own gets a micro-batch of its own.
+    One that is longer than the budget on its own gets a micro-batch of its own.
     """
     plan: list[list[int]] = []
+    room = 0
     for index in sorted(range(len(lengths)), key=lambda index: (lengths[index], index)):
-        if plan and lengths[index] * (len(plan[-1]) + 1) <= padded_tokens_max:
+        if plan and lengths[index] <= room:
             plan[-1].append(index)
         else:
             plan.append([index])
+            room = tokens_max
+        room -= lengths[index]
     return plan
 
 
 def lay_out(experiences: Sequence[Experience], indices: Sequence[int]) -> MicroBatch:
-    """Pad `experiences[i] for i in indices` and find their trained tokens by loss_mask, never by token id."""
-    longest = max(num_tokens(experiences[index]) for index in indices)
-    token_ids: list[list[int]] = []
+    """Lay `experiences[i] for i in indices` end to end; their trained tokens are found by loss_mask, never by id."""
+    token_ids: list[int] = []
+    position_ids: list[int] = []
+    lengths: list[int] = []
     predictors: list[int] = []
     targets: list[int] = []
     behaviour_logprobs: list[float] = []
     rows: list[int] = []
-    for row, index in enumerate(indices):
+    for index in indices:
         experience = experiences[index]
         response = experience.response
         if not experience.prompt_token_ids:
             raise ValueError(
                 f"trajectory {experience.trajectory} has an empty prompt: nothing predicts its first token"
             )
-        used = [*experience.prompt_token_ids, *response.token_ids]
-        token_ids.append(used + [FILLER] * (longest - len(used)))
-        first_predictor = row * longest + len(experience.prompt_token_ids) - 1
+        first_predictor = len(token_ids) + len(experience.prompt_token_ids) - 1
         trained = [k for k, mask in enumerate(response.loss_mask) if mask]
         predictors += [first_predictor + k for k in trained]
         targets += [response.token_ids[k] for k in trained]
         behaviour_logprobs += [response.logprobs[k] for k in trained]
         rows += [index] * len(trained)
+        lengths.append(num_tokens(experience))
+        token_ids += [*experience.prompt_token_ids, *response.token_ids]
+        position_ids += range(lengths[-1])
     return MicroBatch(
-        token_ids=torch.tensor(token_ids),
+        token_ids=torch.tensor([token_ids]),
+        position_ids=torch.tensor([position_ids]),
+        runs=runs_of(lengths),
         predictors=torch.tensor(predictors, dtype=torch.long),
         targets=torch.tensor(targets, dtype=torch.long),
         behaviour_logprobs=torch.tensor(behaviour_logprobs),

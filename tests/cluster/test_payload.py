@@ -11,7 +11,8 @@ import pytest
 
 from laminar.cluster.payload import Payload
 from laminar.control.messages import CommandId, Released, ReplicaId, TrajectoryId
-from laminar.control.state import ClusterState, Trajectory, TrajectoryState
+from laminar.control.state import ClusterState
+from laminar.control.trajectory_state import Segment, Trajectory, TrajectoryState
 from laminar.data.records import Response, ScoringTask, WorkerReport
 from tests.cluster.reported import assignment, delta, finished, open_payload, order, report, score, store_all
 
@@ -155,8 +156,8 @@ def state_of(**states: TrajectoryState) -> ClusterState:
             state=trajectory_state,
             replica=None,
             target=None,
-            version=3,
             dispatched_at_s=0.0,
+            segments=[Segment(0, 3)],
             attempt=int(id == 2),
             score=(0.5 if id == 1 else 1.0) if has_score else None,
         )

@@ -69,9 +69,15 @@ def make_config(
 
 
 class Running(msgspec.Struct):
+    """A trajectory on a replica. versions: of each of its tokens so far, those from earlier replicas included."""
+
     assignment: m.Assignment
-    num_tokens: int
+    versions: list[int]
     length: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.versions)
 
 
 class FakeReplica(msgspec.Struct):
@@ -81,6 +87,9 @@ class FakeReplica(msgspec.Struct):
     running: dict[int, Running] = {}
     waiting: dict[int, Running] = {}
     hung: bool = False
+    loading: bool = False
+    sent_until_s: float = 0.0
+    """When its last event arrives: they arrive in the order in which they were sent."""
 
 
 class FakeWorld:
@@ -105,6 +114,8 @@ class FakeWorld:
         self.fail_share = 0.0
         self._heap: list[tuple[float, int, Callable[[], Iterator[m.AnyEvent]]]] = []
         self._order = 0
+        self.versions: dict[int, list[int]] = {}
+        """Of each trajectory's reported tokens, the version that each was sampled from."""
         self._lengths: dict[int, int] = {}
         self._trainer_step = step
         machines = tuple(m.MachineId(i) for i in range(config.cluster.num_machines))
@@ -181,7 +192,7 @@ class FakeWorld:
                 self.stuck_relays = [machine for machine in self.stuck_relays if machine != command.machine]
                 self._start_relay(command.machine, 0.5)
             case m.Load():
-                self._at(0.05, lambda: self._load(command))
+                self._begin_load(command)
             case m.Generate() | m.Resume():
                 self._take(command)
             case m.Release():
@@ -198,6 +209,8 @@ class FakeWorld:
                     self._at(0.05 * (i + 1), lambda machine=machine: self._arrive(machine, command.version))
             case m.SaveCheckpoint():
                 self.send(0.1, m.CheckpointSaved(command.id, command.step))
+            case m.Fetch():
+                self._at(0.1, lambda: self._fetch(command))
             case m.SetChain() | m.RetainVersions() | m.Forget():
                 pass
             case m.EndRun():
@@ -212,23 +225,39 @@ class FakeWorld:
         assert replica.version == command.version, f"{command} reached a replica at version {replica.version}"
         for a in command.trajectories:
             assert a.trajectory not in replica.running and a.trajectory not in replica.waiting
-            replica.waiting[a.trajectory] = Running(a, a.num_tokens, self._length(a.trajectory))
+            versions = self.versions.get(a.trajectory, [])[: a.num_tokens]
+            assert len(versions) == a.num_tokens, f"{a} goes on from tokens that were never reported"
+            replica.waiting[a.trajectory] = Running(a, versions, self._length(a.trajectory))
 
-    def _load(self, command: m.Load) -> Iterator[m.AnyEvent]:
+    def _begin_load(self, command: m.Load) -> None:
+        """Stop decoding, and say where; what had to be prefilled again waits for a place in the KV cache."""
         replica = self.replicas.get(command.replica)
         if replica is None or replica.hung:
             return
-        assert not replica.running and not replica.waiting, f"{command} reached a replica that decodes"
+        assert command.interrupt or not (replica.running or replica.waiting), f"{command} reached one that decodes"
+        replica.loading = True
+        if command.interrupt:
+            self._send_report(replica)
+        replica.waiting = replica.running | replica.waiting
+        replica.running = {}
+        self._at(0.05, lambda: self._end_load(command, replica))
+
+    def _end_load(self, command: m.Load, replica: FakeReplica) -> Iterator[m.AnyEvent]:
+        if self.replicas.get(replica.id) is not replica or replica.hung:
+            return iter(())
+        replica.loading = False
         if command.version in self.relays.get(replica.machine, []):
             replica.version = command.version
-            yield m.Loaded(command.id, command.replica, command.version, 0.05)
+            self._send_from(replica, m.Loaded(command.id, command.replica, command.version, 0.05))
         else:
-            yield m.LoadFailed(command.id, command.replica, command.version, "version_gone: not on the relay", True)
+            gone = "version_gone: not on the relay"
+            self._send_from(replica, m.LoadFailed(command.id, command.replica, command.version, gone, serves_on=True))
+        return iter(())
 
     def _release(self, command: m.Release) -> Iterator[m.AnyEvent]:
         replica = self.replicas.get(command.replica)
         if replica is None or replica.hung:
-            return
+            return iter(())
         progress = []
         for id in command.trajectories:
             held = replica.running.get(id) or replica.waiting.get(id)
@@ -237,7 +266,9 @@ class FakeWorld:
                 replica.running.pop(id, None)
                 replica.waiting.pop(id, None)
                 progress.append(m.Progress(m.TrajectoryId(id), held.assignment.attempt, held.num_tokens))
-        yield m.Released(command.id, command.replica, tuple(progress))
+                self.versions[id] = held.versions
+        self._send_from(replica, m.Released(command.id, command.replica, tuple(progress)))
+        return iter(())
 
     # ---------------------------------------------------------------------------------------------- background
 
@@ -245,6 +276,16 @@ class FakeWorld:
         if self.replicas.get(replica.id) is not replica or replica.hung:
             return iter(())
         self._at(self.config.rollout.report_interval_s, lambda: self._report(replica))
+        if not replica.loading:
+            self._admit(replica)
+            for held in replica.running.values():
+                assert replica.version is not None
+                num_new = min(self.tokens_per_report, held.length - held.num_tokens)
+                held.versions = held.versions + [replica.version] * num_new
+        self._send_report(replica)
+        return iter(())
+
+    def _admit(self, replica: FakeReplica) -> None:
         used = sum(60 + r.num_tokens for r in replica.running.values())
         while replica.waiting:
             id, next_one = next(iter(replica.waiting.items()))
@@ -252,10 +293,12 @@ class FakeWorld:
                 break
             used += 60 + next_one.num_tokens
             replica.running[id] = replica.waiting.pop(id)
+
+    def _send_report(self, replica: FakeReplica) -> None:
         progress, finished, failed = [], [], []
         for id, held in list(replica.running.items()):
-            held.num_tokens = min(held.length, held.num_tokens + self.tokens_per_report)
             a = held.assignment
+            self.versions[id] = held.versions
             if self.random.random() < self.fail_share:
                 failed.append(m.Failed(a.trajectory, a.attempt, "environment: scripted"))
                 del replica.running[id]
@@ -275,9 +318,13 @@ class FakeWorld:
             tuple(finished),
             tuple(failed),
         )
+        self._send_from(replica, report)
+
+    def _send_from(self, replica: FakeReplica, event: m.AnyEvent) -> None:
+        """Now and then it takes a while; what is sent later arrives later, as in a worker's one stream."""
         late_s = self.random.uniform(0, 0.05) if self.random.random() < self.late_share else 0.0
-        self.send(late_s, report)
-        return iter(())
+        replica.sent_until_s = max(self.now + late_s, replica.sent_until_s)
+        self.send(replica.sent_until_s - self.now, event)
 
     def _length(self, trajectory: int) -> int:
         if trajectory not in self._lengths:
@@ -301,6 +348,12 @@ class FakeWorld:
             yield m.VersionComplete(machine, version)
             if len(self.relays[machine]) > self.config.relay.num_versions_kept:
                 yield m.VersionEvicted(machine, self.relays[machine].pop(0))
+
+    def _fetch(self, command: m.Fetch) -> Iterator[m.AnyEvent]:
+        if command.version in self.relays.get(command.source, []):
+            yield from self._arrive(command.machine, command.version)
+        else:
+            yield m.CommandFailed(command.id, f"machine {command.source} has not got version {command.version}")
 
     def _relay_report(self, machine: m.MachineId) -> Iterator[m.AnyEvent]:
         if machine in self.relays:

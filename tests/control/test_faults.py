@@ -4,7 +4,7 @@ import pytest
 
 from laminar.config import FaultsConfig, TrajectoryLevelSchedule
 from laminar.control import messages as m
-from laminar.control.state import TrajectoryState
+from laminar.control.trajectory_state import TrajectoryState
 from tests.control.fake_world import FakeWorld, make_config, make_plane
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from laminar.control import messages as m
 from laminar.control.plane import ControlPlane
-from laminar.control.state import Trajectory, TrajectoryState
+from laminar.control.trajectory_state import Trajectory, TrajectoryState
 from tests.control.fake_world import FakeWorld, make_config, make_plane
 
 

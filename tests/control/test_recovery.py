@@ -7,7 +7,8 @@ import pytest
 
 from laminar.config import ScheduleConfig
 from laminar.control.recovery import recover
-from laminar.control.state import ClusterState, TrajectoryState
+from laminar.control.state import ClusterState
+from laminar.control.trajectory_state import TrajectoryState
 from tests.control.fake_world import FakeWorld, make_config, make_plane
 from tests.control.test_plane import SCHEDULES, groups_trained, prompts_dispatched
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import msgspec
 import psutil
 
 ROOT = Path(__file__).parents[2]
+UNPACED = ("engine.paced=null", "engine.kv_capacity_tokens=8192")
 SMALL = (
-    "engine.paced=null",
-    "engine.kv_capacity_tokens=8192",
     "rollout.num_replicas=2",
     "rollout.num_groups_per_replica_max=2",
     "batch.num_prompts_per_step=4",
@@ -34,16 +33,24 @@ DEADLINE_S = 150.0
 class Run:
     """`laminar run configs/quickstart.yaml …` as a process of its own."""
 
-    def __init__(self, run_dir: Path, *arguments: str, config: str = "configs/quickstart.yaml") -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *arguments: str,
+        config: str = "configs/quickstart.yaml",
+        overrides: Sequence[str] = (*UNPACED, *SMALL),
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
         self.run_dir = run_dir
-        command = [sys.executable, "-m", "laminar", "run", config, *SMALL, f"run_dir={run_dir}", *arguments]
+        self._deadline_s = deadline_s
+        command = [sys.executable, "-m", "laminar", "run", config, *overrides, f"run_dir={run_dir}", *arguments]
         self.process = subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def wait(self) -> str:
         """Until it ends; returns what it printed."""
-        output, _ = self.process.communicate(timeout=DEADLINE_S)
+        output, _ = self.process.communicate(timeout=self._deadline_s)
         return output
 
     @property
@@ -54,29 +61,37 @@ class Run:
     def kill(self) -> None:
         """kill -9 of the driver alone, as the OOM killer would."""
         os.kill(self.process.pid, signal.SIGKILL)
-        self.process.communicate(timeout=DEADLINE_S)
+        self.process.communicate(timeout=self._deadline_s)
 
     def summary(self) -> dict[str, Any]:
         return json.loads((self.run_dir / "summary.json").read_text())
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What the event log says so far; a last line that is not whole yet is left out."""
-        found: list[dict[str, Any]] = []
+        """What the event log says so far; commands can be asked for too."""
+        return [message for found, message in self.messages() if found == kind]
+
+    def messages(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Events and the commands that they led to, by their names, in order."""
+        for line in self._log():
+            if "event" in line:
+                yield line["event"]["event"], line["event"]
+            for command in line.get("commands", ()):
+                yield command["command_type"], command
+
+    def _log(self) -> Iterator[dict[str, Any]]:
+        """Without headers; a last line that is not whole yet is left out."""
         for path in sorted((self.run_dir / "events").glob("*.jsonl")):
             for line in path.read_bytes().split(b"\n")[1:]:
                 try:
-                    event = msgspec.json.decode(line).get("event", {})
+                    yield msgspec.json.decode(line)
                 except msgspec.DecodeError:
                     continue
-                if event.get("event") == kind:
-                    found.append(event)
-        return found
 
     def wait_for(self, what: str, reached: Callable[[], bool]) -> None:
-        until = time.monotonic() + DEADLINE_S
+        until = time.monotonic() + self._deadline_s
         while not reached():
             assert self.process.poll() is None, f"the run ended before {what}: {self.process.communicate()[0]}"
-            assert time.monotonic() < until, f"{what} did not come within {DEADLINE_S} s"
+            assert time.monotonic() < until, f"{what} did not come within {self._deadline_s} s"
             time.sleep(0.05)
 
     def processes(self) -> list[psutil.Process]:

@@ -38,6 +38,25 @@ def test_two_small_runs_at_once_train_report_and_replay(tmp_path: Path):
     assert survivors(processes) == []
 
 
+@pytest.mark.parametrize("kind", ["one_step_stale", "streaming", "partial_rollout"])
+def test_the_other_schedules_train_lose_nothing_and_keep_their_promise(tmp_path: Path, kind: str):
+    run = Run(tmp_path / "run", "trainer.num_steps=5", f"schedule.kind={kind}", "buffer.capacity_steps=2")
+    output = run.wait()
+    assert run.status == 0, output
+    summary = run.summary()
+    assert summary["num_steps"] == 5
+    assert summary["num_trajectories_trained"] == 5 * 16
+    assert summary["num_trajectories_lost"] == 0
+    staleness_max = max(map(int, summary["staleness_at_train"]))
+    if kind == "partial_rollout":
+        assert staleness_max <= 4
+        assert any(load["version"] > 0 for load in run.events("Loaded"))
+    else:
+        assert summary["trajectory_spans_max"] == 1
+        assert staleness_max == 1
+    assert replay(run.run_dir).difference is None
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
 def test_a_lost_replica_costs_the_run_nothing_that_was_finished(tmp_path: Path, number: signal.Signals):
     run = Run(
@@ -100,6 +119,7 @@ def test_a_partial_last_step_two_epochs_and_a_clean_end(tmp_path: Path):
     )
     run = Run(
         tmp_path / "run",
+        "trainer.learning_rate_schedule=constant",
         f"data.train_files=[{rows}]",
         "trainer.num_steps=null",
         "data.num_epochs=2",

@@ -64,6 +64,12 @@ def test_evaluations_are_recorded_as_they_end(run: RecordedRun):
     ended = [(e.step, e.mean_score) for e in run.plane.state.evaluations if e.ended]
     assert sorted((r.step, r.mean_score) for r in run.history.evaluations) == sorted(ended)
     assert all(r.handed_over_at_s < r.ended_at_s for r in run.history.evaluations)
+    for record in run.history.evaluations:
+        assert record.num_prompts == run.plane.config.evaluation.num_prompts_max
+        assert record.num_scored == record.num_prompts * run.plane.config.evaluation.num_responses_per_prompt
+        # The world scores 1 or 0, so that the share that passes is the mean.
+        assert record.pass_at[1] == pytest.approx(record.mean_score)
+        assert list(record.pass_at.values()) == sorted(record.pass_at.values())
 
 
 def test_a_folder_tells_the_same_history_as_the_live_run(run: RecordedRun):

@@ -24,7 +24,7 @@ def figures_of(page: str) -> dict[str, Any]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> RecordedRun:
     config = small_config(num_steps=12).model_copy(update={"engine": EmbeddedEngineConfig(paced=PacedConfig())})
     run = RecordedRun(tmp_path_factory.mktemp("run"), config)
-    run.world.hang(2, 5.0)
+    run.world.hang(2, 5.6)
     run.go()
     return run
 

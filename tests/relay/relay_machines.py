@@ -18,7 +18,9 @@ from laminar.relay.handshake import Credentials, dial
 from laminar.relay.happenings import RelayHappening
 from laminar.relay.manifest import Manifest, Probe
 from laminar.relay.relay import Relay, RelayStatus
+from laminar.relay.shards import Shard
 from laminar.relay.stream import push
+from laminar.relay.transport import SocketTransport, Transport
 
 ROOT = Path(__file__).parents[2]
 TOKEN = b"the token of this test's run"
@@ -48,6 +50,8 @@ def pattern_of(version: int, num_bytes: int) -> bytes:
 class GatedSource:
     """A version in memory that is handed out only up to a chunk, until the gate is lifted."""
 
+    shard: Shard | None = None
+
     def __init__(self, manifest: Manifest, data: bytes, gate: int | None = None) -> None:
         self.manifest = manifest
         self.view = memoryview(data)
@@ -56,12 +60,12 @@ class GatedSource:
         if gate is None:
             self.opened.set()
 
-    def wait_chunk(self, index: int, _still_wanted: Callable[[], bool]) -> int:
+    def wait_chunk(self, index: int, still_wanted: Callable[[], bool]) -> int:
         if self.gate is not None and index >= self.gate:
             assert self.opened.wait(DEADLINE_S), "nobody lifted the gate"
         return self.chunk_checksum(index)
 
-    def wait_complete(self, _still_wanted: Callable[[], bool]) -> int:
+    def wait_complete(self, still_wanted: Callable[[], bool]) -> int:
         num_chunks = count_chunks(self.manifest.num_bytes, self.manifest.chunk_bytes)
         return combine_checksums([self.chunk_checksum(index) for index in range(num_chunks)])
 
@@ -69,7 +73,16 @@ class GatedSource:
         return chunk_checksum(self.view[chunk_span(index, self.manifest.num_bytes, self.manifest.chunk_bytes)])
 
 
-def send(address: tuple[str, int], run_id: str, source: GatedSource, *, epoch: int = 1, token: bytes = TOKEN) -> None:
+def send(
+    address: tuple[str, int],
+    run_id: str,
+    source: GatedSource,
+    *,
+    epoch: int = 1,
+    token: bytes = TOKEN,
+    transport: Transport | None = None,
+    beside: bool = False,
+) -> None:
     """What a trainer's sender does for one version; raises what it would see."""
     link = dial(address, Credentials(run_id, token), 5.0)
     try:
@@ -77,9 +90,11 @@ def send(address: tuple[str, int], run_id: str, source: GatedSource, *, epoch: i
             link,
             source,
             epoch,
+            transport or SocketTransport(),
             answer_deadline_s=DEADLINE_S,
             still_wanted=lambda: True,
             on_progress=lambda _num_bytes: None,
+            beside=beside,
         )
     finally:
         link.close()
@@ -137,7 +152,7 @@ class LocalRelay:
 
 
 class RelayProcess:
-    """A machine's relay in a process of its own (relay_process.py), told what to do over its pipes."""
+    """A machine's relay in a process of its own (laminar.bench.relay_process), told what to do over its pipes."""
 
     def __init__(self, machine: int, run_id: str, config: RelayConfig) -> None:
         self.machine = machine
@@ -145,7 +160,7 @@ class RelayProcess:
         self._replies: list[Any] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("relay_process.py"))],
+            [sys.executable, "-m", "laminar.bench.relay_process"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -163,6 +178,9 @@ class RelayProcess:
 
     def retain(self, versions: list[int]) -> None:
         self._ask({"retain": versions})
+
+    def send_version(self, version: int, address: tuple[str, int]) -> None:
+        self._ask({"send_version": version, "to": address})
 
     def status(self) -> RelayStatus:
         return msgspec.convert(self._ask({"status": True}), RelayStatus)

@@ -41,6 +41,7 @@ def test_retained_and_leased_versions_outlive_the_others(start_relay: StartRelay
     with lease(run_id, 0, TOKEN, 1, 5.0):
         for version in (5, 6, 7):
             send_version(relay.address, run_id, version, NUM_BYTES)
+        wait_until("told of those that went", lambda: len(relay.told(VersionEvicted)) >= 3)
         assert [one.version for one in relay.told(VersionEvicted)] == [3, 4, 5]
         assert relay.relay.status().versions == (1, 2, 6, 7)
     wait_until("the lease ended", lambda: relay.relay.status().num_leases == 0)

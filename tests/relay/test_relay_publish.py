@@ -159,7 +159,7 @@ def test_two_publishes_in_quick_succession_end_with_the_newest(
     relays = [start_relay(0), start_relay(1)]
     relays[0].relay.set_next(relays[1].address, 1)
     publisher = start_publisher(RelayConfig(chunk_bytes=4096))
-    publisher.set_master(relays[0].address, epoch=1, num_relays=2)
+    publisher.set_master(relays[0].address, epoch=1)
     for version in (1, 2):
         hand_over(publisher, version, [("w", torch.full((1 << 18,), float(version)))])
     for relay in relays:

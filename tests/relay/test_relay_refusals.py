@@ -4,6 +4,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from unittest.mock import ANY
 
 import msgspec
@@ -23,6 +24,7 @@ from tests.relay.relay_machines import (
     GatedSource,
     InBackground,
     LocalRelay,
+    RelayProcess,
     manifest_of,
     pattern_of,
     send,
@@ -141,7 +143,7 @@ def test_other_frames_before_the_proof_are_refused(start_relay: StartRelay, run_
 
 def begin_stream(relay: LocalRelay, run_id: str, version: int = 1) -> Link:
     link = dial(relay.address, Credentials(run_id, TOKEN), 5.0)
-    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest_of(version, NUM_BYTES), 1)))
+    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest_of(version, NUM_BYTES), 1, "sockets")))
     assert link.receive(Kind.ANSWER)[0].index == 0
     return link
 
@@ -200,7 +202,7 @@ def test_bad_chunk_is_refused_and_asked_for_again(start_relay: StartRelay, run_i
     link.send(Kind.CHUNK, source.view[:CHUNK_BYTES], index=1, checksum=source.chunk_checksum(1))
     assert_upstream_lost(relay, link, "chunk 1 of version 1 from peer")
     again = dial(relay.address, Credentials(run_id, TOKEN), 5.0)
-    again.send(Kind.HELLO, msgspec.msgpack.encode(Hello(source.manifest, 1)))
+    again.send(Kind.HELLO, msgspec.msgpack.encode(Hello(source.manifest, 1, "sockets")))
     assert again.receive(Kind.ANSWER)[0].index == 1
     again.close()
 
@@ -233,7 +235,7 @@ def test_bit_flipped_between_two_relays_is_found_and_the_broadcast_completes(
 def test_impossible_manifest_is_refused_by_name(start_relay: StartRelay, run_id: str, manifest, complaint: str):
     relay = start_relay()
     link = dial(relay.address, Credentials(run_id, TOKEN), 5.0)
-    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest, 1)))
+    link.send(Kind.HELLO, msgspec.msgpack.encode(Hello(manifest, 1, "sockets")))
     assert complaint in refused_cause(relay)
     link.close()
     assert_a_broadcast_goes_through(relay, run_id)
@@ -303,3 +305,33 @@ def test_link_ends_by_name(start_relay: StartRelay, run_id: str):
     with pytest.raises((LinkError, ConnectionResetError)):
         link.receive(Kind.DONE)
     link.close()
+
+
+def test_a_broadcast_completes_while_hostile_peers_are_at_every_relay(
+    start_machine: Callable[..., RelayProcess], run_id: str
+):
+    """A wrong token, garbage, an oversized frame and a silent one, in mid-broadcast; each is told by name."""
+    machines = [start_machine(machine) for machine in range(3)]
+    for before, after in pairwise(machines):
+        before.set_next(after.address, 1)
+    source = GatedSource(manifest_of(1, NUM_BYTES), pattern_of(1, NUM_BYTES), gate=10)
+    sending = InBackground(lambda: send(machines[0].address, run_id, source))
+    wait_until("ten chunks at the tail", lambda: machines[2].status().incoming_bytes == 10 * CHUNK_BYTES)
+    silent = [socket.create_connection(machine.address) for machine in machines]
+    for machine in machines:
+        with pytest.raises(LinkRefused, match="wrong token"):
+            dial(machine.address, Credentials(run_id, b"another token"), 5.0)
+        for hostile in (b"GET / HTTP/1.1\r\n\r\n" * 4, HEADER.pack(MAGIC, Kind.PROOF, 2**31, 0, 0)):
+            with socket.create_connection(machine.address) as peer:
+                peer.sendall(hostile)
+        for cause in ("wrong token", "garbage", "oversized frame"):
+            wait_until(cause, lambda m=machine, c=cause: any(c in told["cause"] for told in m.told("PeerRefused")))
+    source.opened.set()
+    assert sending.outcome() is None
+    for machine in machines:
+        machine.wait_complete(1)
+        assert machine.told("UpstreamLost") + machine.told("NextLost") == []
+        with lease(run_id, machine.machine, TOKEN, 1, 5.0) as leased:
+            assert leased.data == source.view
+    for connection in silent:
+        connection.close()

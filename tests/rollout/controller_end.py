@@ -61,6 +61,7 @@ def make_config(
     response_tokens_max: int = 160,
     report_interval_s: float = 0.01,
     model_path: Path = WARM,
+    move_kv: bool = False,
     **engine: Any,
 ) -> Config:
     return Config(
@@ -69,7 +70,11 @@ def make_config(
             train_files=(Path("unused.parquet"),), prompt_tokens_max=32, response_tokens_max=response_tokens_max
         ),
         rollout=RolloutConfig(
-            temperature=temperature, report_interval_s=report_interval_s, environment=environment, num_turns_max=4
+            temperature=temperature,
+            report_interval_s=report_interval_s,
+            environment=environment,
+            num_turns_max=4,
+            move_kv=move_kv,
         ),
         engine=EmbeddedEngineConfig.model_validate({"num_slots": 16, "kv_capacity_tokens": 4096} | engine),
         faults=FaultsConfig(report_deadline_s=max(5.0, 2 * report_interval_s)),
@@ -156,15 +161,17 @@ class Replica:
         sandbox: Sandbox | None = None,
     ) -> None:
         self.controller = controller
-        self.worker = worker or build_worker(
-            ReplicaId(id), MachineId(0), controller.config, lease, sandbox or NoSandbox()
-        )
+        self.worker: RolloutWorker
+        self._id, self._lease, self._given = ReplicaId(id), lease, worker
+        self._sandbox = sandbox or NoSandbox()
         self.events: list[ReplicaReport | Released | Loaded | LoadFailed] = []
         self.finished: dict[TrajectoryId, Finished] = {}
         self.failed: dict[TrajectoryId, Failed] = {}
         self.listening: asyncio.Task[None]
 
     async def __aenter__(self) -> Self:
+        config = self.controller.config
+        self.worker = self._given or await build_worker(self._id, MachineId(0), config, self._lease, self._sandbox)
         self.worker.start()
         self.listening = asyncio.create_task(self._listen())
         return self
@@ -177,9 +184,9 @@ class Replica:
             await self.listening
         await self.worker.close()
 
-    async def load(self, version: int) -> Loaded | LoadFailed:
+    async def load(self, version: int, *, interrupt: bool = False) -> Loaded | LoadFailed:
         command = self.controller.new_command()
-        await self.worker.load(command, version)
+        await self.worker.load(command, version, interrupt=interrupt)
         return await self._outcome(command)
 
     def generate(self, assignments: Sequence[Assignment]) -> None:
@@ -249,6 +256,7 @@ def worker_around(engine: Engine, controller: Controller, lease: Lease) -> Rollo
         rules=rules,
         evaluation_rules=rules,
         report_interval_s=controller.config.rollout.report_interval_s,
+        move_kv=controller.config.rollout.move_kv,
     )
 
 

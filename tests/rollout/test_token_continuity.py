@@ -77,15 +77,18 @@ async def test_two_turns_train_on_what_was_sampled_and_mask_what_was_observed(
     assert num_turns_ended >= 4, "hardly any trajectory had a second turn"
 
 
+@pytest.mark.parametrize("move_kv", [False, True], ids=["prefilled", "with its cache"])
 @pytest.mark.parametrize("moment", ["queued", "first turn", "asked", "second turn"])
 async def test_a_move_in_mid_episode_gives_what_the_uninterrupted_run_gives(
-    published, make_controller, tmp_path, moment
+    published, make_controller, tmp_path, moment, move_kv
 ):
     gates = [tmp_path / "open", tmp_path / "shut until moved"]
     gates[0].touch()
     environment, slowly = f"{ENVIRONMENTS}:Gated", {"accelerator": PACED["accelerator"], "time_scale": 0.1}
     whole, moved = (
-        make_controller(environment=environment, extra_info={"gate": str(gate)}, num_slots=4, paced=paced)
+        make_controller(
+            environment=environment, extra_info={"gate": str(gate)}, num_slots=4, paced=paced, move_kv=move_kv
+        )
         for gate, paced in zip(gates, (None, slowly), strict=True)
     )
     async with Replica(0, whole, published.lease) as replica:

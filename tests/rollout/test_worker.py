@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from laminar.control.messages import (
 from laminar.relay.lease import lease as lease_of
 from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.embedded import EmbeddedEngine
+from laminar.rollout.engines.engine import Delta, EngineDied, Request
 from laminar.rollout.engines.weights import Weights
 from tests.rollout.controller_end import ENVIRONMENTS, WARM, Replica, ids_of, make_prompts, worker_around
 from tests.rollout.trainer_end import LOGPROB_ERROR_MAX, TrainerEnd
@@ -316,3 +317,60 @@ async def test_an_engine_that_dies_ends_the_reports_with_its_error(published, ma
         with pytest.raises(RuntimeError, match="the engine is closed"):
             replica.listening.result()
         replica.listening = asyncio.create_task(asyncio.sleep(0))
+
+
+class DyingEngine(EmbeddedEngine):
+    """Loses what decodes after so many steps."""
+
+    num_steps_to_live = 12
+
+    async def next(self) -> list[Delta]:
+        if self.num_steps_to_live == 0:
+            raise EngineDied("its process is gone")
+        self.num_steps_to_live -= 1
+        return await super().next()
+
+
+async def test_an_engine_that_dies_costs_no_token_that_it_has_delivered(published, make_controller):
+    """The worker's last report has them all; only then does it say what happened."""
+    controller = make_controller(report_interval_s=2.0)
+    engine = DyingEngine(controller.config.engine, WARM, stop_token_ids=())
+    worker = worker_around(engine, controller, published.lease)
+    async with Replica(0, controller, published.lease, worker=worker) as replica:
+        await replica.load(0)
+        assignments = controller.dispatch(2)
+        replica.generate(assignments)
+        with pytest.raises(EngineDied, match="its process is gone"):
+            await replica.finish(assignments)
+        replica.listening = asyncio.create_task(asyncio.sleep(0))
+    # The first step takes the prompts in and gives a token too.
+    assert [len(controller.token_ids(a.trajectory)) for a in assignments] == [12, 12]
+
+
+@pytest.mark.parametrize("move_kv", [False, True])
+async def test_a_move_takes_the_cache_along_if_it_is_told_to(published, make_controller, move_kv):
+    """The target then takes in no prompt; without, all of them. What comes out is the same (test_token_continuity)."""
+    brought: list[int] = []
+
+    class Notes(EmbeddedEngine):
+        def submit(self, requests: Sequence[Request]) -> None:
+            brought.append(sum(request.kv is not None for request in requests))
+            super().submit(requests)
+
+    controller = make_controller(move_kv=move_kv)
+    target = Notes(controller.config.engine, WARM, stop_token_ids=())
+    worker = worker_around(target, controller, published.lease)
+    async with (
+        Replica(1, controller, published.lease) as source,
+        Replica(0, controller, published.lease, worker=worker) as other,
+    ):
+        await source.load(0)
+        await other.load(0)
+        batch = controller.dispatch(4)
+        source.generate(batch)
+        await source.reach("tokens of all", lambda: all(controller.token_ids(a.trajectory) for a in batch))
+        again = controller.moved((await source.release(batch)).progress)
+        other.generate(again)
+        await other.finish(again)
+        assert again
+        assert sum(brought) == (len(again) if move_kv else 0)

@@ -71,17 +71,30 @@ class TrainerEnd:
     def lease(self, version: int) -> AbstractContextManager[LeasedVersion]:
         return lease(self._run_id, 0, TOKEN, version, LEASE_DEADLINE_S)
 
-    @torch.no_grad()
     def replay_error(self, experience: Experience) -> float:
         """Largest difference between its log-probs and those by transformers under the version that it claims."""
+        sampled = torch.tensor(experience.response.loss_mask, dtype=torch.bool)
+        return self._logprob_errors(experience, experience.version)[sampled].max().item()
+
+    def replay_error_by_segment(self, experience: Experience) -> float:
+        """As replay_error, each token under the version that it claims itself."""
+        versions = torch.tensor(experience.response.versions)
+        sampled = torch.tensor(experience.response.loss_mask, dtype=torch.bool)
+        return max(
+            self._logprob_errors(experience, version)[sampled & (versions == version)].max().item()
+            for version in sorted(set(experience.response.versions))
+        )
+
+    @torch.no_grad()
+    def _logprob_errors(self, experience: Experience, version: int) -> torch.Tensor:
+        """[num_response_tokens], against transformers under the version."""
         prompt, response = experience.prompt_token_ids, experience.response
         inputs = {"input_ids": torch.tensor([[*prompt, *response.token_ids]])}
-        weights = self._weights[experience.version]
+        weights = self._weights[version]
         logits = torch.func.functional_call(self._trainer.model, weights, (), inputs).logits[0, len(prompt) - 1 : -1]
         distribution = (logits / self._temperature).log_softmax(-1)
         expected = distribution.gather(1, torch.tensor(response.token_ids)[:, None])[:, 0]
-        sampled = torch.tensor(response.loss_mask, dtype=torch.bool)
-        return (expected - torch.tensor(response.logprobs))[sampled].abs().max().item()
+        return (expected - torch.tensor(response.logprobs)).abs()
 
     async def check_serves(self, replica: Replica, version: int) -> None:
         """What it samples now is of this version."""

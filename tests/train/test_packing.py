@@ -22,24 +22,33 @@ def experience(prompt: list[int], response: list[int], mask: list[int] | None = 
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 200))
-def test_every_row_is_in_one_micro_batch_within_the_budget(lengths, budget):
+def test_every_trajectory_is_in_one_micro_batch_within_the_budget(lengths, budget):
     plan = plan_micro_batches(lengths, budget)
     assert sorted(index for indices in plan for index in indices) == list(range(len(lengths)))
-    assert all(len(indices) == 1 or len(indices) * max(lengths[i] for i in indices) <= budget for indices in plan)
+    assert all(len(indices) == 1 or sum(lengths[i] for i in indices) <= budget for indices in plan)
 
 
-def test_rows_of_similar_length_go_together():
-    assert plan_micro_batches([9, 1, 10, 2], 20) == [[1, 3], [0, 2]]
+def test_trajectories_of_similar_length_go_together():
+    assert plan_micro_batches([9, 1, 10, 2], 20) == [[1, 3, 0], [2]]
+    assert plan_micro_batches([9, 1, 10, 2], 19) == [[1, 3, 0], [2]]
+    assert plan_micro_batches([9, 1, 10, 2], 11) == [[1, 3], [0], [2]]
 
 
-def test_each_target_is_predicted_from_the_position_before_it():
+def test_each_target_is_predicted_from_the_position_before_it_and_there_is_no_padding():
     experiences = [experience([5, 6], [7, 8, 9]), experience([1, 2, 3], [4])]
     micro_batch = lay_out(experiences, [1, 0])
-    assert micro_batch.token_ids.tolist() == [[1, 2, 3, 4, 0], [5, 6, 7, 8, 9]]
-    assert micro_batch.predictors.tolist() == [2, 6, 7, 8]
+    assert micro_batch.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
+    assert micro_batch.runs == ((1, 4), (1, 5))
+    assert micro_batch.predictors.tolist() == [2, 5, 6, 7]
     assert micro_batch.targets.tolist() == [4, 7, 8, 9]
     assert micro_batch.behaviour_logprobs.tolist() == [0.0, 0.0, -0.5, -1.0]
     assert micro_batch.rows.tolist() == [1, 0, 0, 0]
+
+
+def test_neighbours_of_equal_length_are_one_run():
+    experiences = [experience([1], [2] * length) for length in (1, 1, 3, 3, 3, 1)]
+    assert lay_out(experiences, range(6)).runs == ((2, 2), (3, 4), (1, 2))
 
 
 def test_tool_output_is_not_trained():

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from laminar.data.records import Experience, Response
-from laminar.train.advantages import group_advantages
+from laminar.observe.metric_names import is_listed
+from laminar.train.mini_batch import prepare
 from laminar.train.packing import num_trained_tokens
 from laminar.train.trainer import Trainer
 
@@ -19,7 +20,7 @@ def with_score(experience: Experience, score: float) -> Experience:
 
 
 def naive_loss(trainer: Trainer, experiences: list[Experience], temperature: float) -> float:
-    """GRPO clip-higher, one Python float at a time, one unpadded row at a time."""
+    """GRPO clip-higher with its dual clip, one Python float at a time, one unpadded row at a time."""
     total, num_tokens = 0.0, 0
     for experience in experiences:
         members = [other.score for other in experiences if other.group == experience.group]
@@ -35,16 +36,15 @@ def naive_loss(trainer: Trainer, experiences: list[Experience], temperature: flo
             row = logits[len(experience.prompt_token_ids) + k - 1] / temperature
             policy = row[token_id].item() - math.log(sum(math.exp(logit) for logit in row.tolist()))
             ratio = math.exp(policy - experience.response.logprobs[k])
-            total -= min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+            loss = -min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+            total += min(loss, 3 * abs(advantage)) if advantage < 0 else loss
             num_tokens += 1
     return total / num_tokens
 
 
 def gradients(trainer: Trainer, experiences: list[Experience]) -> list[torch.Tensor]:
     trainer.model.zero_grad()
-    rewards = torch.tensor([experience.score for experience in experiences])
-    groups = torch.tensor([experience.group for experience in experiences])
-    trainer.accumulate_gradient(experiences, group_advantages(rewards, groups))
+    trainer.accumulate_gradient(prepare(experiences, trainer.config, trainer.version))
     return [parameter.grad.clone() for parameter in trainer.model.parameters()]
 
 
@@ -121,6 +121,7 @@ def test_loss_equals_a_naive_loop(stale_batch):
     expected = naive_loss(trainer, experiences, 0.8)
     metrics = trainer.train_mini_batch(3, 0, experiences)
     assert metrics["actor/pg_clipfrac"] > 0.01
+    assert metrics["actor/pg_clipfrac_lower"] > 0.001
     assert metrics["actor/forwarded_token_ratio"] < 0.9
     assert metrics["actor/pg_loss"] == pytest.approx(expected, abs=1e-6)
 
@@ -211,6 +212,39 @@ def test_an_empty_response_is_no_error(qwen2_path, make_config, sample):
 
 # ------------------------------------------------------------------------------------------------------------- metrics
 
+BY_STALENESS = (
+    "actor/pg_clipfrac",
+    "actor/entropy",
+    "critic/advantages/mean",
+    "rollout_corr/k3_kl",
+    "rollout_corr/rollout_is_mean",
+    "rollout_corr/rollout_is_eff_sample_size",
+)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "decoupled_ppo", "tis", "cispo", "gspo", "dr_grpo"])
+def test_every_metric_is_listed_finite_and_has_a_meaning(qwen2_path, make_config, sample, kind):
+    trainer = Trainer(make_config(qwen2_path, loss={"kind": kind}, kl_coefficient=0.01))
+    trainer.version = 5
+    metrics = trainer.train_mini_batch(1, 0, [msgspec.structs.replace(e, version=2) for e in sample(trainer.model, 2)])
+    assert [name for name in metrics if not is_listed(name)] == []
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_the_engine_is_compared_with_the_trainer_on_its_own_weights_only(qwen2_path, make_config, sample):
+    trainer = Trainer(make_config(qwen2_path, learning_rate=5e-3))
+    name = "training/engine_mismatch/logprob_diff_max"
+    trainer.version = 1
+    fresh = [msgspec.structs.replace(e, version=1) for e in sample(trainer.model, 4)]
+    off = copy.deepcopy(fresh)
+    off[0].response.logprobs[0] -= 0.25
+    stale = [msgspec.structs.replace(e, version=0) for e in off[8:]]
+    first = trainer.train_mini_batch(1, 0, [*off[:8], *stale])
+    assert first[name] == pytest.approx(0.25, abs=1e-4)
+    assert name not in trainer.train_mini_batch(1, 1, fresh), "the weights have moved since"
+    trainer.version = 2
+    assert name not in trainer.train_mini_batch(2, 0, fresh), "these are of the version before"
+
 
 def test_staleness_is_the_trainers_version_minus_the_trajectorys(qwen2_path, make_config, sample):
     trainer = Trainer(make_config(qwen2_path))
@@ -218,19 +252,20 @@ def test_staleness_is_the_trainers_version_minus_the_trajectorys(qwen2_path, mak
     groups = sample(trainer.model, 4)
     versions = {100: 7, 101: 6, 102: 3, 103: 0}
     metrics = trainer.train_mini_batch(1, 0, [msgspec.structs.replace(e, version=versions[e.group]) for e in groups])
-    for name in ("actor/pg_clipfrac", "rollout_corr/k3_kl"):
+    for name in BY_STALENESS:
         seen = {key.removeprefix(f"{name}/") for key in metrics if key.startswith(f"{name}/")}
         assert seen == {"staleness_0", "staleness_1", "staleness_4_or_more"}
 
 
-def test_clip_fractions_by_staleness_add_up(stale_batch):
+def test_what_is_measured_by_staleness_adds_up(stale_batch):
     trainer, experiences = stale_batch
     trainer.version = 2
     metrics = trainer.train_mini_batch(3, 0, [msgspec.structs.replace(e, version=e.group % 2) for e in experiences])
-    by_bucket = {0: metrics["actor/pg_clipfrac/staleness_2"], 1: metrics["actor/pg_clipfrac/staleness_1"]}
     tokens = {parity: sum(num_trained_tokens(e) for e in experiences if e.group % 2 == parity) for parity in (0, 1)}
-    total = sum(by_bucket[parity] * tokens[parity] for parity in (0, 1)) / sum(tokens.values())
-    assert metrics["actor/pg_clipfrac"] == pytest.approx(total)
+    for name in ("actor/pg_clipfrac", "critic/advantages/mean"):
+        by_bucket = {0: metrics[f"{name}/staleness_2"], 1: metrics[f"{name}/staleness_1"]}
+        total = sum(by_bucket[parity] * tokens[parity] for parity in (0, 1)) / sum(tokens.values())
+        assert metrics[name] == pytest.approx(total, abs=1e-6)
 
 
 def test_lengths_rewards_and_the_learning_rate_are_reported(qwen2_path, make_config, sample):

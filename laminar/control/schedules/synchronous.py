@@ -1,19 +1,33 @@
 """Makes all replicas generate the step's batch, stop, and load (verl): staleness 0, and all wait for the tail."""
 
+import math
+from collections.abc import Sequence
+
 from laminar.config import Config
-from laminar.control.schedules.schedule import room_in_buffer
-from laminar.control.state import ClusterState, TrainerPhase
+from laminar.control.messages import GroupId
+from laminar.control.schedules.schedule import empty_replicas, equal_share, num_groups_lacking, whole_step
+from laminar.control.state import ClusterState, Replica, TrainerPhase
 
 
 class Synchronous:
     may_repack = False
-    newest_only = True
+    interrupts = False
+    refresh_wait_max_s = math.inf
 
-    def num_groups_wanted(self, state: ClusterState, config: Config, num_empty: int) -> int:
-        """An equal share of what the step still lacks, however many are empty; nothing while the trainer works."""
-        if state.trainer.phase is not TrainerPhase.WAITING:
-            return 0
-        step_size = config.batch.num_prompts_per_step
-        lacking = min(step_size - state.num_groups_outstanding, room_in_buffer(state, config))
-        num_serving = sum(not r.evaluating for r in state.replicas.values())
-        return max(0, min(lacking, -(-step_size // max(1, num_serving))))
+    def __init__(self, config: Config) -> None:
+        self._config = config
+
+    def takers(self, state: ClusterState) -> Sequence[Replica]:
+        """The empty ones, but none while the trainer works."""
+        if state.trainer.phase is not TrainerPhase.WAITING or self._num_groups_lacking(state) <= 0:
+            return ()
+        return empty_replicas(state)
+
+    def num_groups_wanted(self, state: ClusterState, replica: Replica, version: int, num_takers: int) -> int:
+        return equal_share(state, self._config, self._num_groups_lacking(state))
+
+    def groups_to_train(self, state: ClusterState, *, all_here: bool) -> Sequence[GroupId]:
+        return whole_step(state, self._config, all_here=all_here)
+
+    def _num_groups_lacking(self, state: ClusterState) -> int:
+        return num_groups_lacking(state, self._config, 1)

@@ -87,6 +87,36 @@ def read_stop_token_ids(model_path: Path) -> tuple[int, ...]:
     return ()
 
 
+def tensor_shapes(a: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model under its checkpoint name; a tied lm_head is not stated again."""
+    num_q, num_kv = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (a.vocab_size, a.hidden_size)}
+    for index in range(a.num_layers):
+        attention, mlp = f"model.layers.{index}.self_attn.", f"model.layers.{index}.mlp."
+        for name, size in (("q_proj", num_q), ("k_proj", num_kv), ("v_proj", num_kv)):
+            shapes[f"{attention}{name}.weight"] = (size, a.hidden_size)
+            if a.qkv_bias:
+                shapes[f"{attention}{name}.bias"] = (size,)
+        shapes[f"{attention}o_proj.weight"] = (a.hidden_size, num_q)
+        if a.output_bias:
+            shapes[f"{attention}o_proj.bias"] = (a.hidden_size,)
+        if a.qk_norm:
+            shapes |= {f"{attention}q_norm.weight": (a.head_dim,), f"{attention}k_norm.weight": (a.head_dim,)}
+        shapes |= {f"{mlp}{name}.weight": (a.intermediate_size, a.hidden_size) for name in ("gate_proj", "up_proj")}
+        shapes[f"{mlp}down_proj.weight"] = (a.hidden_size, a.intermediate_size)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"model.layers.{index}.{name}.weight"] = (a.hidden_size,)
+    shapes["model.norm.weight"] = (a.hidden_size,)
+    if not a.tied_embeddings:
+        shapes["lm_head.weight"] = (a.vocab_size, a.hidden_size)
+    return shapes
+
+
+def kv_bytes_per_token(a: Architecture, *, element_bytes: int) -> int:
+    """Of one token's keys and values in all layers, over all tensor-parallel ranks."""
+    return 2 * a.num_layers * a.num_kv_heads * a.head_dim * element_bytes
+
+
 def inverse_frequencies(architecture: Architecture) -> "torch.Tensor":
     """Radians a position for each pair of a head's components: [head_dim / 2], float32.
 
@@ -117,7 +147,7 @@ def _stretch_low_frequencies(plain: "torch.Tensor", rope: Rope) -> "torch.Tensor
 def _refuse_what_is_not_implemented(config: dict[str, Any], path: Path) -> None:
     model_type = config.get("model_type")
     if model_type not in MODEL_TYPES:
-        raise ValueError(f"{path}: model_type={model_type!r} is not served by the embedded engine, only {MODEL_TYPES}")
+        raise ValueError(f"{path}: model_type={model_type!r} is not served, only {MODEL_TYPES}")
     layer_types = set(config.get("layer_types") or ["full_attention"])
     refusals = {
         "use_sliding_window": bool(config.get("use_sliding_window", False)),
@@ -128,9 +158,7 @@ def _refuse_what_is_not_implemented(config: dict[str, Any], path: Path) -> None:
     }
     for field, refused in refusals.items():
         if refused:
-            raise ValueError(
-                f"{path}: {field}={config[field]!r} of this {model_type} is not implemented by the embedded engine"
-            )
+            raise ValueError(f"{path}: {field}={config[field]!r} of this {model_type} is not implemented")
 
 
 def _read_rope(config: dict[str, Any], path: Path) -> Rope:
@@ -140,7 +168,7 @@ def _read_rope(config: dict[str, Any], path: Path) -> Rope:
     kind = fields.get("rope_type") or fields.get("type") or "default"
     if kind not in ROPE_TYPES or fields.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError(
-            f"{path}: {name}={fields!r} of this {config['model_type']} is not implemented by the embedded engine, "
+            f"{path}: {name}={fields!r} of this {config['model_type']} is not implemented, "
             f"only rope types {ROPE_TYPES} over the whole head"
         )
     return Rope(

@@ -77,6 +77,8 @@ class Batch:
             self._slots.place(sequence)
             if kept:
                 self._slots.put_back(sequence, kept.cache)
+            else:
+                self._slots.take_in(sequence)
 
     def keep(self, sequence: Sequence) -> None:
         """Take out a running request that has stopped, but keep its KV, within the share."""

@@ -28,6 +28,18 @@ def measure_decode_cost(transformer: Transformer, *, num_slots: int, num_tokens_
         _step_s(transformer, num_running=num, num_tokens=tokens)
         for num, tokens in ((1, short), (num_running, short), (num_running, long))
     )
+    return solve_decode_cost(
+        one_s=one_s, many_s=many_s, many_long_s=many_long_s, num_running=num_running, short=short, long=long
+    )
+
+
+def solve_decode_cost(
+    *, one_s: float, many_s: float, many_long_s: float, num_running: int, short: int, long: int
+) -> DecodeCost:
+    """The line through three step times: of one trajectory, of `num_running`, and of those with longer contexts.
+
+    short, long: KV tokens of each trajectory in the first two, and in the third.
+    """
     # Noise may tilt a line the wrong way; a cost is not negative.
     per_kv_token_s = max(0.0, (many_long_s - many_s) / (num_running * (long - short))) if long > short else 0.0
     per_kv_token_s = min(per_kv_token_s, one_s / (2 * short))

@@ -11,18 +11,21 @@ should: two threads on two busy cores collapse.
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from pathlib import Path
 
+import msgspec
 import torch
 
 from laminar.config import EmbeddedEngineConfig
 from laminar.control.messages import DecodeCost
 from laminar.relay.manifest import LeasedVersion
+from laminar.rollout.engines.admission import Limits, refuse_impossible
 from laminar.rollout.engines.architecture import read_stop_token_ids
 from laminar.rollout.engines.batch import Batch
 from laminar.rollout.engines.calibration import measure_decode_cost
-from laminar.rollout.engines.engine import Delta, EngineStats, Request, StopReason
+from laminar.rollout.engines.engine import Capabilities, Delta, EngineDied, EngineStats, ExportedKv, Request, StopReason
 from laminar.rollout.engines.kv_slots import KvSlots
 from laminar.rollout.engines.pacing import Pacer
 from laminar.rollout.engines.sequence import Sequence
@@ -43,14 +46,20 @@ class EmbeddedEngine:
         self._config = config
         self._transformer = Transformer(model_path)
         self._stop_token_ids = frozenset(read_stop_token_ids(model_path) if stop_token_ids is None else stop_token_ids)
+        architecture = self._transformer.architecture
         num_blocks = config.kv_capacity_tokens // config.block_tokens
-        self._num_tokens_max = min(num_blocks * config.block_tokens, self._transformer.architecture.num_positions_max)
-        if self._num_tokens_max < 2:
+        self._limits = Limits(
+            vocab_size=architecture.vocab_size,
+            kv_capacity_tokens=config.kv_capacity_tokens,
+            num_positions_max=architecture.num_positions_max,
+            num_tokens_max=min(num_blocks * config.block_tokens, architecture.num_positions_max),
+        )
+        if self._limits.num_tokens_max < 2:
             raise ValueError(
                 f"engine.kv_capacity_tokens={config.kv_capacity_tokens} is not one block of "
                 f"engine.block_tokens={config.block_tokens}; raise the former"
             )
-        slots = KvSlots(self._transformer.architecture, num_tokens_max=self._num_tokens_max)
+        slots = KvSlots(architecture, num_tokens_max=self._limits.num_tokens_max)
         self._slots = slots
         self._batch = Batch(
             slots,
@@ -69,19 +78,20 @@ class EmbeddedEngine:
         self._decode_cost: DecodeCost | None = None
         self._closed = False
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(noise_by_position=True)
+
     def submit(self, requests: Sequences[Request]) -> None:
         if self._version is None:
             raise RuntimeError("the engine holds no weights; load a version before submitting requests")
-        ids = [request.id for request in requests]
-        if len(set(ids)) < len(ids) or any(id_ in self._alive for id_ in ids):
-            raise ValueError(f"request ids {ids} repeat, or are alive already; give each request its own")
-        for request in requests:
-            self._refuse_impossible(request)
+        refuse_impossible(requests, self._alive, self._limits)
         if self._pacer and not self._alive and self._undelivered is None:
             self._pacer.restart()
         for request in requests:
             self._transformer.reserve_positions(len(request.token_ids) + request.num_new_tokens_max)
-            sequence = Sequence(request)
+            # Not in the request, which would keep the memory for as long as it lives.
+            sequence = Sequence(msgspec.structs.replace(request, kv=None), kv=request.kv)
             self._alive[request.id] = sequence
             self._batch.waiting.append(sequence)
         self._work.set()
@@ -104,6 +114,11 @@ class EmbeddedEngine:
                 )
         return aborted
 
+    def export_kv(self, ids: Sequences[int], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """As in Engine; the layout is KvSlots.export's."""
+        held = [s for id_ in ids if (s := self._alive.get(id_)) is not None and s.num_cached > 0]
+        return self._slots.export(held, allocate)
+
     async def next(self) -> list[Delta]:
         """As in Engine. Cancelled while it waits, it loses nothing: the next call returns what this one would have.
 
@@ -111,7 +126,7 @@ class EmbeddedEngine:
         """
         while self._undelivered is None:
             if self._closed:
-                raise RuntimeError("the engine is closed")
+                raise EngineDied("the engine is closed")
             if not self._alive:
                 self._work.clear()
                 await self._work.wait()
@@ -163,12 +178,12 @@ class EmbeddedEngine:
         if self._decode_cost is None:
             with torch.inference_mode():
                 self._decode_cost = measure_decode_cost(
-                    self._transformer, num_slots=self._config.num_slots, num_tokens_max=self._num_tokens_max
+                    self._transformer, num_slots=self._config.num_slots, num_tokens_max=self._limits.num_tokens_max
                 )
         return self._decode_cost
 
     async def close(self) -> None:
-        """Drop every request; a next() that waits raises RuntimeError."""
+        """Drop every request; a next() that waits raises EngineDied."""
         await self.abort(list(self._alive))
         self._closed = True
         self._work.set()
@@ -225,33 +240,3 @@ class EmbeddedEngine:
             if delta.request == id_:
                 return deltas.pop(index)
         return None
-
-    def _refuse_impossible(self, request: Request) -> None:
-        name, num_tokens = f"request {request.id}", len(request.token_ids)
-        if not 0 <= request.position < num_tokens:
-            raise ValueError(
-                f"{name} has {num_tokens} tokens, {request.position} of them of the response; it needs a prompt"
-            )
-        if request.num_new_tokens_max < 1 or request.temperature < 0:
-            raise ValueError(
-                f"{name} asks for {request.num_new_tokens_max} new tokens at temperature {request.temperature}; "
-                "ask for at least 1, at 0 or more"
-            )
-        if not request.evaluation and (request.top_p < 1 or request.top_k > 0):
-            raise ValueError(
-                f"{name} would train on truncated sampling (top_p={request.top_p}, top_k={request.top_k}), whose "
-                "log-probs are not the policy's; leave them off, or mark the request as evaluation"
-            )
-        vocab_size = self._transformer.architecture.vocab_size
-        if min(request.token_ids) < 0 or max(request.token_ids) >= vocab_size:
-            raise ValueError(
-                f"{name} has token ids outside the model's vocabulary of {vocab_size}; is it its tokenizer?"
-            )
-        num_needed = num_tokens + request.num_new_tokens_max
-        if num_needed > self._num_tokens_max:
-            raise ValueError(
-                f"{name} may need {num_tokens} + {request.num_new_tokens_max} = {num_needed} KV tokens, but "
-                f"engine.kv_capacity_tokens={self._config.kv_capacity_tokens} and the model's max_position_embeddings="
-                f"{self._transformer.architecture.num_positions_max} allow {self._num_tokens_max}; "
-                "lower data.response_tokens_max or raise engine.kv_capacity_tokens"
-            )

@@ -1,6 +1,6 @@
 """Defines what an engine is to a rollout worker: batched, token-in and token-out, one weight version at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -15,8 +15,7 @@ class Request(msgspec.Struct, frozen=True):
     """One response to decode, or to go on decoding.
 
     token_ids: the prompt and, when resuming, the response tokens so far. `position` counts the response tokens
-    already in it, so that the sampling noise of token k depends on (seed, k) alone: an interrupted response goes on
-    as if nothing had happened, on any replica.
+    already in it, so that the sampling noise can depend on (seed, position) alone, whatever the replica.
     """
 
     id: int
@@ -32,11 +31,23 @@ class Request(msgspec.Struct, frozen=True):
     may_continue: bool = False
     """Whether, once it has stopped, a request of this id may come that begins with its tokens: the engine may then keep
     its KV, as long as nobody needs the room, until that request, or abort() of the id."""
+    kv: memoryview | None = None
+    """KV cache of its first tokens, as export_kv() of such an engine gave it under the version loaded here. An engine
+    that cannot take it in computes it anew; the bytes may go when the request has ended."""
+
+
+class ExportedKv(msgspec.Struct, frozen=True):
+    """Where in the memory given to export_kv() a request's KV cache lies, and of how many leading tokens it is."""
+
+    num_tokens: int
+    offset: int
+    num_bytes: int
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """New tokens of one request with their behaviour log-probs (at the request's temperature, in nats).
+    """New tokens of one request with their behaviour log-probs (at the request's temperature, in nats; at 1 if greedy).
 
+    Under an evaluation's top_p and top_k, engines differ in whether the log-prob is that of what was left to draw from.
     stop_reason is set on the request's last delta. "error" carries the cause and no tokens.
     """
 
@@ -45,6 +56,16 @@ class Delta(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...]
     stop_reason: StopReason | None = None
     cause: str = ""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What an engine can do beyond the contract; nobody may rely on more."""
+
+    noise_by_position: bool
+    """A response that was interrupted goes on as if nothing had happened, even when it is sampled.
+
+    Without it the noise after an interruption is drawn anew, from the seed and the position where it goes on.
+    """
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -65,8 +86,11 @@ class Engine(Protocol):
     """Decodes many requests at once on one copy of the weights.
 
     A request is owned by the engine from submit until its last delta. Weights are only loaded while no request is
-    alive; an interrupt is therefore abort, load, submit again from tokens.
+    alive; an interrupt is therefore abort, load, submit again from tokens. All calls come from one event loop.
     """
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests. Raises ValueError for one that can never fit or that would train on truncated sampling."""
@@ -80,8 +104,19 @@ class Engine(Protocol):
         """
         ...
 
+    def export_kv(self, ids: Sequence[int], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """Copy the KV caches of live requests into memory of `allocate(bytes)`, for another engine to go on with.
+
+        Comes before their abort. Requests without a cache, and all of an engine that cannot do this, are left out.
+        """
+        ...
+
     async def next(self) -> list[Delta]:
-        """Wait for work if there is none, run one engine step, return its deltas (maybe none: a prefill step)."""
+        """Wait for work if there is none, run one engine step, return its deltas (maybe none: a prefill step).
+
+        Cancelled while it waits, it loses nothing. Raises EngineDied once what decodes is gone; the tokens of every
+        step before have been returned by then.
+        """
         ...
 
     async def load(self, leased: LeasedVersion) -> None:
@@ -99,6 +134,10 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class EngineDied(RuntimeError):
+    """What decodes is gone, or makes no step any more; the engine can only be closed."""
 
 
 class WrongWeights(RuntimeError):

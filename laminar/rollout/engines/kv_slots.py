@@ -8,11 +8,14 @@ Memory follows need: a slot is less than twice as long as its sequence (but 128 
 rows when they run out. It keeps them, so that pages stay warm: each pool holds at most twice what it ever needed.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Sequences
 
 import torch
 
 from laminar.rollout.engines.architecture import Architecture
+from laminar.rollout.engines.engine import ExportedKv
 from laminar.rollout.engines.sequence import Sequence
 
 NUM_TOKENS_AT_FIRST = 128
@@ -60,6 +63,8 @@ class Pool:
 class KvSlots:
     def __init__(self, architecture: Architecture, *, num_tokens_max: int) -> None:
         self.pools: list[Pool] = []
+        a = architecture
+        self._token_bytes = 4 * 2 * a.num_layers * a.num_kv_heads * a.head_dim
         num_tokens = NUM_TOKENS_AT_FIRST
         while not self.pools or self.pools[-1].num_tokens < num_tokens_max:
             self.pools.append(Pool(architecture, min(num_tokens, num_tokens_max)))
@@ -101,6 +106,40 @@ class KvSlots:
         num_tokens = kept.shape[2]
         self.pools[sequence.pool].cache[:, sequence.row, :, :num_tokens] = kept
         sequence.num_cached = num_tokens
+
+    def export(self, sequences: Sequences[Sequence], allocate: Callable[[int], memoryview]) -> dict[int, ExportedKv]:
+        """Copy what these have cached: of each [layers * 2, kv_heads, num_cached, head_dim], float32, as in a slot."""
+        exported: dict[int, ExportedKv] = {}
+        end = 0
+        for sequence in sequences:
+            num_bytes = sequence.num_cached * self._token_bytes
+            exported[sequence.request.id] = ExportedKv(sequence.num_cached, end, num_bytes)
+            end += num_bytes
+        if end == 0:
+            return {}
+        memory = allocate(end)
+        for sequence in sequences:
+            part = exported[sequence.request.id]
+            cached = self.pools[sequence.pool].cache[:, sequence.row, :, : sequence.num_cached]
+            target = torch.frombuffer(memory, dtype=torch.float32, count=part.num_bytes // 4, offset=part.offset)
+            target.view(cached.shape).copy_(cached)
+        return exported
+
+    def take_in(self, sequence: Sequence) -> None:
+        """Put the cache that a sequence brought along into its slot; its last token is always fed here."""
+        if sequence.kv is None:
+            return
+        num_brought = len(sequence.kv) // self._token_bytes
+        num_tokens = min(num_brought, len(sequence.tokens) - 1)
+        cache = self.pools[sequence.pool].cache
+        with warnings.catch_warnings():
+            # It is mapped read-only, and torch would rather write.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            brought = torch.frombuffer(sequence.kv, dtype=torch.float32)
+        brought = brought.view(cache.shape[0], cache.shape[2], num_brought, cache.shape[4])
+        cache[:, sequence.row, :, :num_tokens] = brought[:, :, :num_tokens]
+        sequence.num_cached = num_tokens
+        sequence.kv = None
 
     def free(self, sequence: Sequence, *, scrub: bool = False) -> None:
         self.pools[sequence.pool].remove(sequence.row, scrub=scrub)

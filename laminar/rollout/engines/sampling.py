@@ -42,6 +42,15 @@ def uniforms(seed: int, start: int, count: int) -> np.ndarray:
     return (_mix(hashed_seed + positions * np.uint64(_GOLDEN)) >> np.uint64(12)) * 2.0**-52
 
 
+def seed_at(seed: int, position: int) -> int:
+    """A seed for engines that draw from a generator of their own: in [0, 2^63), another one at every position.
+
+    With the response's seed alone, what is drawn after an interruption would repeat what was drawn at its beginning.
+    """
+    hashed_seed = _mix(np.array([seed & _MASK_64], dtype=np.uint64))
+    return int(_mix(hashed_seed + np.array([position * _GOLDEN & _MASK_64], dtype=np.uint64))[0]) >> 1
+
+
 def sample(logits: Tensor, requests: Sequence[Request], noise: Sequence[float]) -> tuple[list[int], list[float]]:
     """A token for each row of logits [num_requests, vocab], with its log-prob in nats.
 

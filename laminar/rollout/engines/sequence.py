@@ -11,10 +11,12 @@ class Sequence:
     """A request, its tokens so far, and where its KV lies.
 
     num_cached: leading tokens whose KV the slot holds; the rest is still to be fed, so decoding means that exactly
-    one is missing. pool, row: the slot (kv_slots.py), -1 while waiting. num_blocks: logical KV blocks held.
+    one is missing. kv: the KV of its leading tokens that it brought along, until it has a slot. pool, row: the slot
+    (kv_slots.py), -1 while waiting. num_blocks: logical KV blocks held.
     """
 
     request: Request
+    kv: memoryview | None = None
     tokens: list[int] = field(init=False)
     prompt: tuple[int, ...] = field(init=False)
     noise: Noise = field(init=False)

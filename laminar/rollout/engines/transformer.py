@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from laminar.relay.manifest import LeasedVersion, Probe
+from laminar.relay.manifest import LeasedVersion
 from laminar.rollout.engines.architecture import inverse_frequencies, read_architecture
 from laminar.rollout.engines.attention import CausalAttention
-from laminar.rollout.engines.engine import WrongWeights
+from laminar.rollout.engines.published import check_probe, refuse_without_probe
 from laminar.rollout.engines.weights import Weights
 
 Attend = Callable[[int, Tensor, Tensor], Tensor]
@@ -66,7 +66,9 @@ class Transformer:
         After WrongWeights the weights are not to be used.
         """
         self.weights.copy_from(leased)
-        self._check(leased.manifest.probe, leased.manifest.version)
+        version, probe = leased.manifest.version, leased.manifest.probe
+        refuse_without_probe(version, probe)
+        check_probe(version, probe, self.score(probe.token_ids).tolist(), tolerance=probe.tolerance)
 
     def score(self, token_ids: Sequence[int]) -> Tensor:
         """Log-probs of tokens 1.. given those before them, at temperature 1: [len - 1], float64."""
@@ -75,22 +77,6 @@ class Transformer:
         x = self.forward(ids, torch.arange(len(ids)), CausalAttention(num_sequences=1))
         logprobs = self.logits(x[:-1]).double().log_softmax(-1)
         return logprobs.gather(1, ids[1:].unsqueeze(1)).squeeze(1)
-
-    def _check(self, probe: Probe, version: int) -> None:
-        if len(probe.token_ids) < 2 or len(probe.logprobs) != len(probe.token_ids) - 1:
-            raise WrongWeights(
-                f"version {version} was published with {len(probe.token_ids)} probe tokens and {len(probe.logprobs)} "
-                "log-probs, so what it serves cannot be checked; publish one log-prob for each token but the first"
-            )
-        difference = (
-            (self.score(probe.token_ids) - torch.tensor(probe.logprobs, dtype=torch.float64)).abs().max().item()
-        )
-        # Written so that NaN fails too.
-        if not difference <= probe.tolerance:
-            raise WrongWeights(
-                f"version {version}: a probe log-prob differs from the publisher's by {difference:.3g}, "
-                f"more than {probe.tolerance:.3g}"
-            )
 
     def _make_rotations(self, num_positions: int) -> Tensor:
         """[num_positions, head_dim / 2], complex: by how much each pair of a head turns at each position."""

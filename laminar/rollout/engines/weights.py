@@ -5,23 +5,15 @@ head of q and k the two components of a rotary pair lie side by side, so that ro
 do not change, as q and k are permuted alike.
 """
 
-import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from laminar.relay.manifest import LeasedVersion, TensorEntry
-from laminar.rollout.engines.architecture import Architecture
-from laminar.rollout.engines.engine import WrongWeights
-
-PUBLISHED_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-NUM_NAMES_SHOWN = 5
+from laminar.relay.manifest import LeasedVersion
+from laminar.rollout.engines.architecture import Architecture, tensor_shapes
+from laminar.rollout.engines.published import refuse_misfits
+from laminar.rollout.engines.segment_tensors import tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +62,16 @@ class Weights:
             self._places["lm_head.weight"] = Place((vocab, hidden), self.head, transposed=True)
 
     def refuse_misfits(self, leased: LeasedVersion) -> None:
-        """WrongWeights, by name, if tensors are missing, unknown, repeated or not of their shape."""
-        entries = {entry.name: entry for entry in leased.manifest.tensors}
-        wrong = [
-            f"{entry.name} ({reason})"
-            for entry in leased.manifest.tensors
-            if entry.name in self._places and (reason := self._misfit(entry, len(leased.data)))
-        ]
-        faults = {
-            "missing": [name for name in self._places if name not in entries],
-            "not of this model": [name for name in entries if name not in self._places],
-            "wrong": wrong,
-            "stated twice": [] if len(entries) == len(leased.manifest.tensors) else ["a tensor"],
-        }
-        told = [f"{fault}: {_enumerate(names)}" for fault, names in faults.items() if names]
-        if told:
-            raise WrongWeights(
-                f"version {leased.manifest.version} does not fit the {self._architecture.model_type} of model.path; "
-                + "; ".join(told)
-            )
+        """WrongWeights, by name, if the version's tensors are not this model's."""
+        refuse_misfits(leased, tensor_shapes(self._architecture), self._architecture.model_type)
 
     def copy_from(self, leased: LeasedVersion) -> None:
         """Overwrite every weight in place by those of a version that fits.
 
         Keeps no reference to the segment's bytes: the lease may end when this returns.
         """
-        with warnings.catch_warnings():
-            # The segment is mapped read-only, which is what we want; torch would rather write.
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            for entry in leased.manifest.tensors:
-                place = self._places[entry.name]
-                published = torch.frombuffer(
-                    leased.data,
-                    dtype=PUBLISHED_DTYPES[entry.dtype],
-                    count=math.prod(entry.shape),
-                    offset=entry.offset,
-                )
-                self._fill(place, published.view(place.shape))
+        for name, published in tensors_in(leased.data, leased.manifest.tensors):
+            self._fill(self._places[name], published)
 
     def _fill(self, place: Place, published: Tensor) -> None:
         if place.paired:
@@ -117,17 +82,6 @@ class Weights:
             # Into a contiguous matrix torch transposes by blocks: for large ones 4 times faster than into a slice.
             published = published.t().contiguous()
         place.target.copy_(published)
-
-    def _misfit(self, entry: TensorEntry, num_bytes: int) -> str:
-        shape = self._places[entry.name].shape
-        if entry.shape != shape:
-            return f"shape {list(entry.shape)}, expected {list(shape)}"
-        if entry.dtype not in PUBLISHED_DTYPES:
-            return f"dtype {entry.dtype}, expected one of {', '.join(PUBLISHED_DTYPES)}"
-        expected_bytes = math.prod(shape) * PUBLISHED_DTYPES[entry.dtype].itemsize
-        if entry.num_bytes != expected_bytes or entry.offset + expected_bytes > num_bytes:
-            return f"{entry.num_bytes} bytes at {entry.offset}, expected {expected_bytes} within {num_bytes}"
-        return ""
 
     def _plain(self, name: str, *shape: int) -> Tensor:
         storage = torch.zeros(*shape)
@@ -175,8 +129,3 @@ class Weights:
         storage = torch.zeros(2 * size)
         self._places[name] = Place((size,), storage[:size], paired)
         return storage
-
-
-def _enumerate(names: list[str]) -> str:
-    shown = ", ".join(names[:NUM_NAMES_SHOWN])
-    return shown if len(names) <= NUM_NAMES_SHOWN else f"{shown} and {len(names) - NUM_NAMES_SHOWN} more"

@@ -1,6 +1,5 @@
 """Makes the tiny models that the engine tests compare with, once a session."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +15,6 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from laminar.config import EmbeddedEngineConfig
-from laminar.rollout.engines.embedded import EmbeddedEngine
-from laminar.rollout.engines.engine import Engine
-
-MakeEngine = Callable[..., Engine]
 SHAPE = {
     "vocab_size": 96,
     "hidden_size": 48,
@@ -93,18 +87,3 @@ def make_model(model_class, config, path: Path, seed: int) -> TinyModel:
 @pytest.fixture(scope="session")
 def model(models) -> TinyModel:
     return models["qwen2_tied"]
-
-
-@pytest.fixture(params=["embedded"])
-def make_engine(request) -> MakeEngine:
-    """Builds an engine of each kind that must keep the contract; small, without end-of-sequence unless asked."""
-
-    def make(model: TinyModel, *, stop_token_ids: tuple[int, ...] | None = (), **settings: int) -> Engine:
-        match request.param:
-            case "embedded":
-                config = EmbeddedEngineConfig.model_validate({"num_slots": 8, "kv_capacity_tokens": 4096} | settings)
-                return EmbeddedEngine(config, model.path, stop_token_ids=stop_token_ids)
-            case other:
-                raise AssertionError(f"no engine is called {other}")
-
-    return make

@@ -45,11 +45,11 @@ async def decode(engine: Engine, requests: Sequence[Request]) -> list[Response]:
     return list(responses.values())
 
 
-async def interrupt(engine: Engine, requests: Sequence[Request], num_steps: int) -> list[Response]:
-    """Submit all, abort those that are alive after so many steps."""
+async def interrupt(engine: Engine, requests: Sequence[Request], num_tokens: int) -> list[Response]:
+    """Submit all, abort them once each has so many tokens."""
     responses = {request.id: Response() for request in requests}
     engine.submit(requests)
-    for _ in range(num_steps):
+    while any(len(response.token_ids) < num_tokens for response in responses.values()):
         for delta in await engine.next():
             responses[delta.request].take(delta)
     for delta in await engine.abort(list(responses)):

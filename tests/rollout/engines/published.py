@@ -1,10 +1,13 @@
 """Builds leased versions, as a relay would hand them over, from Hugging Face models; and scores with those models."""
 
+import os
+
 import msgspec
 import torch
 from transformers import PreTrainedModel
 
 from laminar.relay.manifest import LeasedVersion, Manifest, Probe, TensorEntry
+from laminar.relay.segments import Segment
 
 PROBE_TOKEN_IDS = tuple(range(3, 40))
 
@@ -41,7 +44,16 @@ def publish(model: PreTrainedModel, version: int = 1, dtype: torch.dtype = torch
     logprobs = reference_logprobs(model, PROBE_TOKEN_IDS[:1], PROBE_TOKEN_IDS[1:])
     probe = Probe(PROBE_TOKEN_IDS, tuple(logprobs.tolist()), tolerance=1e-4 if dtype == torch.float32 else 5e-2)
     manifest = Manifest(version, version, offset, offset, tuple(entries), probe)
-    return LeasedVersion(manifest, checksum=0, data=memoryview(b"".join(chunks)))
+    return lend(manifest, b"".join(chunks))
+
+
+def lend(manifest: Manifest, data: bytes) -> LeasedVersion:
+    """As a relay lends it: in memory that other processes can open. It stays until the test process ends."""
+    segment = Segment()
+    segment.reserve(len(data))
+    segment.view[: len(data)] = data
+    path = f"/proc/{os.getpid()}/fd/{segment.reader_fd}"
+    return LeasedVersion(manifest, checksum=0, data=memoryview(data), path=path)
 
 
 def with_tensors(leased: LeasedVersion, tensors: tuple[TensorEntry, ...]) -> LeasedVersion:
