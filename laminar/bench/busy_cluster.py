@@ -16,14 +16,14 @@ from laminar.config import Config
 from laminar.control import costs
 from laminar.control import messages as m
 
-TOKENS_PER_REPORT = 10
-RESPONSE_TOKENS_MEDIAN, RESPONSE_TOKENS_SIGMA = 800, 0.6
+TOKENS_PER_REPORT = 20
+RESPONSE_TOKENS_MEDIAN, RESPONSE_TOKENS_SIGMA = 800, 0.5
 PROMPT_TOKENS = 200
 KV_CAPACITY_TOKENS = 100_000
 """A batch does not fit at once, so that some of it waits, and utilization falls when no more does."""
 DECODE_COST = costs.PROFILES["h800-qwen2.5-32b-tp4"].decode
 SCORE_S = (0.05, 0.5)
-MINI_BATCH_S = 0.4
+MINI_BATCH_S = 0.3
 HAND_OVER_S = 0.3
 HOP_S = 0.01
 """From one relay to the next: version complete here, version complete there."""

@@ -137,13 +137,13 @@ def _tails(shape: str, chance: random.Random) -> list[Replica]:
 
 
 def _config(schedule: ScheduleConfig) -> Config:
-    """128 machines with 2 replicas of 4 GPUs each; a step is 512 prompts of 16 trajectories, as in the Laminar paper."""
+    """128 machines with 2 replicas of 4 GPUs each; a step is 1,024 prompts of 16 trajectories, twice the Laminar paper's."""
     unused = Path("unused")
     return Config(
         model=ModelConfig(path=unused),
         data=DataConfig(train_files=(unused,), val_files=(unused,), response_tokens_max=16_384),
-        batch=BatchConfig(num_prompts_per_step=512, group_size=16, num_mini_batches=16),
-        buffer=BufferConfig(capacity_steps=10),
+        batch=BatchConfig(num_prompts_per_step=1024, group_size=16, num_mini_batches=16),
+        buffer=BufferConfig(capacity_steps=5),
         schedule=schedule,
         rollout=RolloutConfig(num_replicas=NUM_REPLICAS, num_groups_per_replica_max=12),
         evaluation=EvaluationConfig(interval_steps=4, num_prompts_max=512),
