@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 VLLM_TESTS := tests/rollout tests/e2e
+# Many tests wait more than they work. In the order of their files, so that the longest, the end-to-end runs, come early.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS := 1
 
 .PHONY: quickstart test test-vllm check setup bench soak-relay seeds compare docs clean
@@ -12,7 +14,7 @@ quickstart: $(VENV)/core  ## train the quickstart model on CPU and write runs/qu
 	$(BIN)/laminar run configs/quickstart.yaml --fresh $(ARGS)
 
 test: $(VENV)/dev check  ## every test that is not slow or on a GPU
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(WORKERS) $(ARGS)
 
 test-vllm:  ## the tests that need vLLM, on CPU, in an environment of their own
 	@if $(MAKE) --no-print-directory $(VLLM_VENV)/ready; then \

@@ -25,8 +25,9 @@ STALL_S = 0.6
 """Relays and the sender tell of their progress every 0.1 s."""
 BROKEN_S = 0.25
 """Instead of STALL_S where the link to a relay broke and the relay itself is silent: both together say that it died."""
-NUM_STALLS_MAX = 3
-"""Moves to the end of the chain while a relay completes nothing; then it is nobody's turn any more to wait less."""
+NUM_DOUBLINGS_MAX = 6
+"""Each move to the end doubles STALL_S for a relay until it completes a version, so often at most: where everything is
+slow, moves become rare instead of breaking what still flows."""
 
 
 def take_in_start(state: ClusterState, machine: MachineId, now: float) -> Iterator[AnyCommand]:
@@ -103,7 +104,7 @@ def pass_by_stalled(state: ClusterState, now: float) -> Iterator[AnyCommand]:
             relay.moved_at_s = now
         elif now - relay.moved_at_s > _limit_s(state, before, relay, now):
             blamed = _blame(before, relay, now)
-            if _may_move(state, blamed):
+            if blamed.machine != state.chain[-1]:
                 yield from _move_to_end(state, blamed, now)
                 return
 
@@ -160,7 +161,8 @@ def _bytes_of(relay: Relay, version: int) -> float:
 
 def _limit_s(state: ClusterState, before: Relay | None, relay: Relay, now: float) -> float:
     is_broken = state.trainer.sender.master_is_lost if before is None else before.next_is_lost
-    return BROKEN_S if is_broken and now - relay.heard_at_s > BROKEN_S else STALL_S
+    limit_s = BROKEN_S if is_broken and now - relay.heard_at_s > BROKEN_S else STALL_S
+    return limit_s * 2 ** min(relay.num_stalls, NUM_DOUBLINGS_MAX)
 
 
 def _blame(before: Relay | None, relay: Relay, now: float) -> Relay:
@@ -171,12 +173,6 @@ def _blame(before: Relay | None, relay: Relay, now: float) -> Relay:
         return before
     before.num_nexts_stalled += 1
     return relay
-
-
-def _may_move(state: ClusterState, relay: Relay) -> bool:
-    """Whether that would help anybody: one behind it that stood still no more often than it did."""
-    behind = state.chain[state.chain.index(relay.machine) + 1 :]
-    return relay.num_stalls < NUM_STALLS_MAX and any(state.relays[m].num_stalls <= relay.num_stalls for m in behind)
 
 
 def _move_to_end(state: ClusterState, relay: Relay, now: float) -> Iterator[AnyCommand]:

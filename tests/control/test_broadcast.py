@@ -153,13 +153,29 @@ def test_a_dead_trainer_gets_no_master_moved():
     assert world.chains == []
 
 
-def test_moving_to_the_end_ends():
-    """Everything stands still for ever: after some orders there are no more."""
+def test_orders_become_rare_where_moving_does_not_help():
+    """Everything stands still for ever: each relay waits twice as long as before, to a limit."""
     world = Broadcast(4)
     world.ticks(60.0)
     first = len(world.chains)
+    assert 0 < first <= 4 * broadcast.NUM_DOUBLINGS_MAX
     world.ticks(60.0)
-    assert 0 < first == len(world.chains) <= 4 * broadcast.NUM_STALLS_MAX
+    assert len(world.chains) - first <= 4
+
+
+@pytest.mark.parametrize("num_stalls", [[0, 0], [0, 3], [3, 0], [9, 9], [0, 9]])
+def test_nobody_waits_for_ever_behind_a_relay_that_is_cut_off(num_stalls: list[int]):
+    """However often each was blamed before, rightly or because the machine that told of its progress was slow."""
+    world = Broadcast(4)
+    world.ticks(0.5, moving=range(4), sender_moves=True)
+    for machine, count in zip((2, 3), num_stalls, strict=True):
+        world.state.relays[MachineId(machine)].num_stalls = count
+    for machine in (0, 1):
+        broadcast.take_in_complete(world.state, VersionComplete(MachineId(machine), VERSION), world.now)
+    # 2 still reports by another way, 3 lacks what 2 cannot pass on.
+    world.received[2] += 10
+    world.ticks(2 * broadcast.STALL_S * 2**broadcast.NUM_DOUBLINGS_MAX)
+    assert any(chain.index(3) < chain.index(2) for chain in world.chains)
 
 
 def test_a_relay_that_catches_up_is_forgiven():

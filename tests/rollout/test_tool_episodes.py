@@ -19,9 +19,12 @@ from laminar.data.tokens import text_decoder, text_encoder
 from laminar.envs.sandbox.sandbox import Outcome, SandboxUnavailable
 from laminar.rollout.engines.embedded import EmbeddedEngine
 from tests.rollout.controller_end import Controller, Replica, ids_of, make_config
-from tests.rollout.trainer_end import LOGPROB_ERROR_MAX, TrainerEnd
+from tests.rollout.trainer_end import TrainerEnd
 
 MODEL = Path(__file__).parents[2] / "examples" / "calculator" / "warm"
+REPLAY_ERROR_MAX = 1e-3
+"""As LOGPROB_ERROR_MAX, for a model that was trained: where a result ends, one unit in the last place of its input
+moves a log-prob by 1e-5, and a batch put together in another way by up to 1.4e-4 (float32, seen against float64)."""
 ONCE = f"{Path(__file__).parent / 'turn_environments.py'}:OnceOnly"
 FIRST_RESULT = 10_000
 
@@ -133,7 +136,7 @@ async def test_two_hundred_trajectories_through_moves_and_a_killed_replica(calcu
         response = experience.response
         own = {k: id for k, (id, m) in enumerate(zip(response.token_ids, response.loss_mask, strict=True)) if m}
         assert own == {k: sampled[experience.trajectory][k] for k in own}
-        assert calculators.replay_error(experience) < LOGPROB_ERROR_MAX
+        assert calculators.replay_error(experience) < REPLAY_ERROR_MAX
         texts = observed(response.token_ids, response.loss_mask)
         assert all(text.startswith("<output>") and text.endswith("</output>") for text in texts), texts
         results.update(text.removeprefix("<output>").removesuffix("</output>") for text in texts)

@@ -62,7 +62,9 @@ class SharedSandbox:
                 while True:
                     try:
                         return await self._connect_once()
-                    except (ConnectionRefusedError, BlockingIOError, asyncio.IncompleteReadError, ConnectionResetError):
+                    except Stranger:
+                        raise
+                    except (BlockingIOError, ConnectionError, asyncio.IncompleteReadError):
                         await asyncio.sleep(RETRY_S)
         except TimeoutError as error:
             raise SandboxUnavailable(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from laminar.envs.sandbox.channel import Address
+from laminar.envs.sandbox.channel import NONCE_BYTES, Address
 from laminar.envs.sandbox.client import SharedSandbox
 from laminar.envs.sandbox.sandbox import Outcome, SandboxUnavailable
 from laminar.envs.sandbox.server import SandboxServer
@@ -138,6 +138,25 @@ async def test_one_that_never_answers_is_given_up_by_name(monkeypatch):
     async with serving(address, Echo()):
         with pytest.raises(SandboxUnavailable, match=r"did not answer within 0\.2 s"):
             await client_of(address, deadline_s=0.1).run("slow", wall_s=60.0)
+
+
+@pytest.mark.parametrize("num_bytes_said", [0, 1, NONCE_BYTES])
+async def test_a_server_that_dies_while_it_is_greeted_costs_only_time(num_bytes_said):
+    """Whether the client was reading or writing then."""
+    address, num_met = new_address(), 0
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_met
+        num_met += 1
+        writer.write(bytes(num_bytes_said))
+        writer.transport.close()
+
+    dying = await asyncio.start_unix_server(hang_up, address.socket_name)
+    call = asyncio.create_task(client_of(address).run("in the end"))
+    await reach("it was met twice", lambda: num_met >= 2)
+    dying.close()
+    async with serving(address, Echo()):
+        assert (await call).output == "in the end"
 
 
 async def test_a_server_that_is_killed_under_a_call_costs_only_time():
