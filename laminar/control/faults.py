@@ -72,6 +72,7 @@ def lose_replica(state: ClusterState, config: Config, id: ReplicaId, cause: str,
     for inbound in tuple(replica.inbound):
         state.trajectories[inbound].target = None
     del state.replicas[id]
+    state.index.remove(id)
     for command in [c for c, p in state.pending.items() if p.replica == id]:
         del state.pending[command]
     yield StopReplica(state.new_command(), id, cause)

@@ -188,6 +188,7 @@ class Manager:
         replica.loading = state.expect(
             Awaited.LOAD, now, self._config.faults.load_deadline_s, replica=replica.id, version=version
         )
+        state.index.update(replica)
         return Load(replica.loading, replica.id, version, interrupt)
 
     def _generate(self, state: ClusterState, replica: Replica, num_groups: int, now: float) -> Generate:
@@ -209,6 +210,7 @@ def settle(state: ClusterState, trajectory: Trajectory, home: Replica) -> None:
     state.homeless.pop(trajectory.id, None)
     home.trajectories[trajectory.id] = None
     home.evaluating = trajectory.evaluation
+    state.index.update(home)
     trajectory.replica, trajectory.target = home.id, None
     assert home.version is not None, f"{home} would go on without weights"
     trajectory.sample_from(home.version)

@@ -161,6 +161,7 @@ class ControlPlane:
             self.state.counters.num_late_messages += 1
             return
         replica.started, replica.heard_at_s = True, now
+        self.state.index.update(replica)
         replica.kv_capacity_tokens = event.kv_capacity_tokens
         replica.decode_cost = event.decode_cost
         replica.decode_batch_max = self.config.repack.decode_batch_max or costs.decode_batch_max(
@@ -221,6 +222,7 @@ class ControlPlane:
             state.counters.num_late_messages += 1
             return
         source.heard_at_s, source.releasing = now, None
+        state.index.update(source)
         self._take_in_progress(event)
         stopped = dict.fromkeys(p.trajectory for p in event.progress)
         moved: dict[ReplicaId, list[Trajectory]] = {}
@@ -244,6 +246,7 @@ class ControlPlane:
             return
         replica.heard_at_s, replica.loading = now, None
         replica.version = event.version
+        self.state.index.update(replica)
         self.state.counters.num_loads += 1
         # Under an interrupt; what they had before was reported before.
         for id in replica.trajectories:
@@ -256,6 +259,7 @@ class ControlPlane:
             yield from faults.fail_command(self.state, self.config, event.command, event.cause, now)
         elif self.state.pending.pop(event.command, None) is not None:
             replica.loading = None
+            self.state.index.update(replica)
             self.state.counters.num_loads_failed += 1
             self._drop_version(replica.machine, event.version)
 

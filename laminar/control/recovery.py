@@ -6,6 +6,7 @@ version that they came from.
 """
 
 from laminar.control import groups, staleness
+from laminar.control.index import Index
 from laminar.control.state import Awaited, ClusterState, Trainer
 from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 
@@ -24,6 +25,7 @@ def recover(state: ClusterState, *, step: int) -> None:
     is_ordered = any(p.awaited is Awaited.HAND_OVER for p in state.pending.values())
     version = state.trainer.version + is_ordered
     state.replicas.clear()
+    state.index = Index()
     state.relays.clear()
     state.chain = []
     state.pending.clear()

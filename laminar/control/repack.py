@@ -85,6 +85,8 @@ def start_repack(state: ClusterState, config: Config, now: float) -> Iterator[An
             state.trajectories[id].state = TrajectoryState.MOVING
             state.trajectories[id].target = target.id
             target.inbound[id] = None
+        state.index.update(source)
+        state.index.update(target)
         state.counters.num_repack_moves += 1
         state.counters.num_trajectories_moved += len(ids)
         yield Release(source.releasing, source.id, ids)
