@@ -5,6 +5,7 @@ and it is fetched to a machine whose empty replica could take up homeless trajec
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 from laminar.config import Config
 from laminar.control.messages import AnyCommand, Fetch, MachineId
@@ -20,10 +21,12 @@ def order(state: ClusterState, config: Config, now: float) -> Iterator[AnyComman
     if now < state.fetch_again_at_s:
         return
     for version in state.retained:
-        holders = [m for m, relay in state.relays.items() if relay.started and version in relay.complete]
-        if not holders or version >= state.trainer.version or _is_fetched(state, version):
+        if version >= state.trainer.version or _is_fetched(state, version):
             continue
-        machine = _machine_in_need(state, version, holders)
+        holders = list(islice(_holders(state, version), NUM_COPIES))
+        if not holders:
+            continue
+        machine = _machine_in_need(state, version)
         if machine is None and len(holders) < NUM_COPIES:
             machine = _machine_with_room(state, config, version)
         if machine is not None:
@@ -42,11 +45,15 @@ def forget(state: ClusterState, machine: MachineId) -> None:
         del state.pending[command]
 
 
+def _holders(state: ClusterState, version: int) -> Iterator[MachineId]:
+    return (machine for machine, relay in state.relays.items() if relay.started and version in relay.complete)
+
+
 def _is_fetched(state: ClusterState, version: int) -> bool:
     return any(p.awaited is Awaited.FETCH and p.version == version for p in state.pending.values())
 
 
-def _machine_in_need(state: ClusterState, version: int, holders: list[MachineId]) -> MachineId | None:
+def _machine_in_need(state: ClusterState, version: int) -> MachineId | None:
     """Where an empty replica could load it for homeless trajectories; none if they have, or will have, a home."""
     if not any(state.trajectories[id].version == version for id in state.homeless):
         return None
@@ -54,7 +61,8 @@ def _machine_in_need(state: ClusterState, version: int, holders: list[MachineId]
         return None
     if any(p.awaited is Awaited.LOAD and p.version == version for p in state.pending.values()):
         return None
-    empty = [r.machine for r in state.replicas.values() if r.empty and _is_up(state, r.machine)]
+    empty = [r.machine for r in state.empty_replicas() if _is_up(state, r.machine)]
+    holders = dict.fromkeys(_holders(state, version))
     return None if not empty or any(machine in holders for machine in empty) else empty[0]
 
 

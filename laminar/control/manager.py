@@ -27,10 +27,12 @@ class Manager:
         if state.homeless:
             yield from self._house(state)
         if state.homeless or evaluation.due(state):
-            for replica in state.replicas.values():
-                if replica.empty:
-                    yield from self._serve_first(state, replica, now)
+            versions = [version for version, _ in self._by_version(state)]
+            for replica in state.empty_replicas():
+                yield from self._serve_first(state, replica, versions, now)
         if state.stopping is not None or not self.more_will_come(state):
+            return
+        if state.trainer.phase is TrainerPhase.PUBLISHING and self._is_near(state, now):
             return
         takers = self._schedule.takers(state)
         for num_served, replica in enumerate(takers):
@@ -117,9 +119,11 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------- empty replicas
 
-    def _serve_first(self, state: ClusterState, replica: Replica, now: float) -> Iterator[AnyCommand]:
-        """What comes before new prompt groups: trajectories without a home, evaluations."""
-        if (version := self._version_awaited_here(state, replica)) is not None:
+    def _serve_first(
+        self, state: ClusterState, replica: Replica, versions: list[int | None], now: float
+    ) -> Iterator[AnyCommand]:
+        """What comes before new prompt groups: trajectories without a home (they need `versions`), evaluations."""
+        if (version := self._version_awaited_here(state, replica, versions)) is not None:
             yield self._load(state, replica, version, now)
         elif (due := evaluation.due(state)) and self._may_evaluate(state, replica, due.version):
             if replica.version == due.version:
@@ -140,13 +144,15 @@ class Manager:
             state.counters.num_refreshes += replica.version is not None
             yield self._load(state, replica, version, now)
 
-    def _version_awaited_here(self, state: ClusterState, replica: Replica) -> int | None:
+    def _version_awaited_here(
+        self, state: ClusterState, replica: Replica, versions: list[int | None]
+    ) -> int | None:
         """The version of the oldest homeless trajectory that this replica could load, unless one is loading it.
 
         The newest one, for those that start again, any number of replicas may load.
         """
-        available = state.versions_complete(replica.machine)
-        for version, _ in self._by_version(state):
+        available = state.versions_complete(replica.machine) if versions else ()
+        for version in versions:
             wanted = state.trainer.version if version is None else version
             is_free = version is None or not self._is_loading(state, wanted)
             if wanted != replica.version and wanted in available and is_free:
@@ -173,14 +179,17 @@ class Manager:
     def _version_for_batch(self, state: ClusterState, replica: Replica, now: float) -> int | None:
         """The version to start the next batch at; none: one is on its way and worth waiting for."""
         trainer = state.trainer
-        available = state.versions_complete(replica.machine)
-        newest_here = max(available[-1] if available else -1, -1 if replica.version is None else replica.version)
+        on_relay = state.newest_complete(replica.machine)
+        newest_here = max(-1 if on_relay is None else on_relay, -1 if replica.version is None else replica.version)
         is_coming = trainer.phase is TrainerPhase.PUBLISHING or newest_here < trainer.version
-        wait_max_s = self._schedule.refresh_wait_max_s
-        is_near = trainer.broadcast_s <= wait_max_s and now < trainer.published_at_s + wait_max_s
-        if newest_here < 0 or (is_coming and is_near):
+        if newest_here < 0 or (is_coming and self._is_near(state, now)):
             return None
         return newest_here
+
+    def _is_near(self, state: ClusterState, now: float) -> bool:
+        """Whether a version that is on its way is expected soon enough to be waited for."""
+        wait_max_s = self._schedule.refresh_wait_max_s
+        return state.trainer.broadcast_s <= wait_max_s and now < state.trainer.published_at_s + wait_max_s
 
     def _load(
         self, state: ClusterState, replica: Replica, version: int, now: float, *, interrupt: bool = False

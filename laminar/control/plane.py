@@ -197,7 +197,7 @@ class ControlPlane:
             # A repeated report may be behind what is known; an attempt's tokens only become more.
             if trajectory is not None and progress.num_tokens >= trajectory.num_tokens:
                 trajectory.num_tokens = progress.num_tokens
-                if trajectory.state in ON_REPLICA:
+                if trajectory.state is not TrajectoryState.MOVING:
                     trajectory.state = _state_of(progress)
 
     def _current(self, message: Progress | Finished | Failed, replica: ReplicaId) -> Trajectory | None:

@@ -14,6 +14,8 @@ START_UP_S = 60.0
 
 def ask(state: ClusterState, config: Config, finished: Sequence[Trajectory], now: float) -> Iterator[AnyCommand]:
     """One command for the training ones and one for the held-out ones among them."""
+    if not finished:
+        return
     num_queued = sum(len(p.trajectories) for p in state.pending.values() if p.awaited is Awaited.SCORES)
     for evaluation in (False, True):
         chosen = [t for t in finished if t.evaluation == evaluation]
