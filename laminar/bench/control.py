@@ -125,7 +125,7 @@ def _tails(shape: str, chance: random.Random) -> list[Replica]:
     for index in range(NUM_REPLICAS):
         share = index / (NUM_REPLICAS - 1)
         packed = shape == "nothing_fits"
-        num_held = 33 + int(30 * (1 - share)) if packed else chance.randrange(1, 64)
+        num_held = (33 + int(30 * (1 - share)) if share < 1 else 1) if packed else chance.randrange(1, 64)
         replica = Replica(ReplicaId(index), MachineId(index // 2), heard_at_s=0.0, started=True, version=0)
         replica.version = chance.randrange(4) if shape == "versions" else 0
         replica.kv_capacity_tokens, replica.decode_batch_max = 790_000, 64
@@ -145,7 +145,7 @@ def _config(schedule: ScheduleConfig) -> Config:
         batch=BatchConfig(num_prompts_per_step=1024, group_size=16, num_mini_batches=16),
         buffer=BufferConfig(capacity_steps=5),
         schedule=schedule,
-        rollout=RolloutConfig(num_replicas=NUM_REPLICAS, num_groups_per_replica_max=12),
+        rollout=RolloutConfig(num_replicas=NUM_REPLICAS, num_groups_per_replica_max=8),
         evaluation=EvaluationConfig(interval_steps=4, num_prompts_max=512),
         checkpoint=CheckpointConfig(interval_steps=2),
         cluster=ClusterConfig(num_machines=NUM_MACHINES),

@@ -123,6 +123,7 @@ def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str,
             assert pending.replica is not None, f"{pending} names no replica"
             yield from lose_replica(state, config, pending.replica, cause, now)
         case Awaited.SCORES:
+            state.num_scores_awaited -= len(pending.trajectories)
             late = [t for id in pending.trajectories if (t := state.trajectories.get(id)) is not None]
             waiting = [t for t in late if t.state is TrajectoryState.FINISHED]
             yield from scoring.fail(state, config, [(t, f"reward_lost: {cause}") for t in waiting], now)

@@ -32,11 +32,14 @@ class Manager:
                 yield from self._serve_first(state, replica, versions, now)
         if state.stopping is not None or not self.more_will_come(state):
             return
-        if state.trainer.phase is TrainerPhase.PUBLISHING and self._is_near(state, now):
+        is_near = self._is_near(state, now)
+        if is_near and state.trainer.phase is TrainerPhase.PUBLISHING:
             return
         takers = self._schedule.takers(state)
         for num_served, replica in enumerate(takers):
-            yield from self._admit(state, replica, len(takers) - num_served, now)
+            version = self._version_for_batch(state, replica, is_near=is_near)
+            if version is not None:
+                yield from self._admit(state, replica, version, len(takers) - num_served, now)
 
     def more_will_come(self, state: ClusterState) -> bool:
         """Whether groups beyond those dispatched may still be dispatched."""
@@ -131,11 +134,10 @@ class Manager:
             else:
                 yield self._load(state, replica, due.version, now)
 
-    def _admit(self, state: ClusterState, replica: Replica, num_takers: int, now: float) -> Iterator[AnyCommand]:
+    def _admit(
+        self, state: ClusterState, replica: Replica, version: int, num_takers: int, now: float
+    ) -> Iterator[AnyCommand]:
         """Give it new prompt groups, or first the weights that they are to be sampled from."""
-        version = self._version_for_batch(state, replica, now)
-        if version is None:
-            return
         wanted = self._schedule.num_groups_wanted(state, replica, version, num_takers)
         num_groups = min(wanted, self._order.num_left(state))
         if num_groups > 0 and version == replica.version:
@@ -176,15 +178,13 @@ class Manager:
         batch, factor = self._config.batch, self._config.buffer.max_refill_factor
         return state.num_groups_refilled >= (factor - 1) * batch.num_prompts_per_step and state.num_groups_refilled > 0
 
-    def _version_for_batch(self, state: ClusterState, replica: Replica, now: float) -> int | None:
-        """The version to start the next batch at; none: one is on its way and worth waiting for."""
-        trainer = state.trainer
-        on_relay = state.newest_complete(replica.machine)
-        newest_here = max(-1 if on_relay is None else on_relay, -1 if replica.version is None else replica.version)
-        is_coming = trainer.phase is TrainerPhase.PUBLISHING or newest_here < trainer.version
-        if newest_here < 0 or (is_coming and self._is_near(state, now)):
-            return None
-        return newest_here
+    def _version_for_batch(self, state: ClusterState, replica: Replica, *, is_near: bool) -> int | None:
+        """The version to start the next batch at; none: there is none yet, or one is on its way and is near."""
+        newest, held = state.newest_complete(replica.machine), replica.version
+        if newest is None or (held is not None and held > newest):
+            newest = held
+        is_coming = newest is None or newest < state.trainer.version
+        return None if is_coming and is_near else newest
 
     def _is_near(self, state: ClusterState, now: float) -> bool:
         """Whether a version that is on its way is expected soon enough to be waited for."""

@@ -50,7 +50,7 @@ from laminar.control.messages import (
 from laminar.control.prompts import PromptOrder
 from laminar.control.schedules.schedule import build_schedule
 from laminar.control.state import ClusterState, Relay, TrainerPhase
-from laminar.control.trajectory_state import ON_REPLICA, UNFINISHED, Trajectory, TrajectoryState
+from laminar.control.trajectory_state import Trajectory, TrajectoryState
 
 
 class ControlPlane:
@@ -192,8 +192,9 @@ class ControlPlane:
         yield from scoring.ask(self.state, self.config, finished, now)
 
     def _take_in_progress(self, event: ReplicaReport | Released) -> None:
+        replica = event.replica
         for progress in event.progress:
-            trajectory = self._current(progress, event.replica)
+            trajectory = self._current(progress, replica)
             # A repeated report may be behind what is known; an attempt's tokens only become more.
             if trajectory is not None and progress.num_tokens >= trajectory.num_tokens:
                 trajectory.num_tokens = progress.num_tokens
@@ -203,12 +204,8 @@ class ControlPlane:
     def _current(self, message: Progress | Finished | Failed, replica: ReplicaId) -> Trajectory | None:
         """The trajectory, if the message is about its present attempt on its present replica."""
         trajectory = self.state.trajectories.get(message.trajectory)
-        if (
-            trajectory is None
-            or trajectory.attempt != message.attempt
-            or trajectory.replica != replica
-            or trajectory.state not in UNFINISHED
-        ):
+        # One that has finished is on no replica.
+        if trajectory is None or trajectory.attempt != message.attempt or trajectory.replica != replica:
             self.state.counters.num_late_messages += 1
             return None
         return trajectory

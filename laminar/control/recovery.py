@@ -29,6 +29,7 @@ def recover(state: ClusterState, *, step: int) -> None:
     state.relays.clear()
     state.chain = []
     state.pending.clear()
+    state.num_scores_awaited = 0
     state.retained = ()
     state.fetch_again_at_s = 0.0
     state.trainer = Trainer(step=step, version=version, saved_step=step)

@@ -149,6 +149,8 @@ class ClusterState(msgspec.Struct):
     """Prompt groups trained since the newest complete checkpoint."""
     evaluations: list[Evaluation] = []
     pending: dict[CommandId, Pending] = {}
+    num_scores_awaited: int = 0
+    """Trajectories that the pending commands for scores name."""
     chain: list[MachineId] = []
     """The relays' order: the first is the master, each forwards to the next."""
     retained: tuple[int, ...] = ()
@@ -220,8 +222,10 @@ class ClusterState(msgspec.Struct):
     def newest_complete(self, machine: MachineId) -> int | None:
         """The newest version that the machine's relay can serve."""
         relay = self.relays.get(machine)
-        complete = relay.complete if relay is not None else ()
-        return next((v for v in reversed(complete) if v <= self.trainer.version), None)
+        for version in reversed(relay.complete if relay is not None else ()):
+            if version <= self.trainer.version:
+                return version
+        return None
 
     def counts(self, *, evaluation: bool) -> dict[str, int]:
         """Live trajectories by state."""
@@ -238,6 +242,8 @@ class ClusterState(msgspec.Struct):
         self._check_versions()
         self._check_groups()
         self._check_chain()
+        awaited = sum(len(p.trajectories) for p in self.pending.values() if p.awaited is Awaited.SCORES)
+        assert awaited == self.num_scores_awaited, "the scores awaited were miscounted"
         assert self.index == index_of(self.replicas.values()), f"{self.index} is not of the replicas that there are"
 
     def _check_conservation(self) -> None:
@@ -264,7 +270,7 @@ class ClusterState(msgspec.Struct):
                     | TrajectoryState.IN_TRAINING
                     | TrajectoryState.TRAINED
                 ):
-                    assert not on_home, f"{trajectory} has finished and still holds a place"
+                    assert trajectory.replica is None, f"{trajectory} has finished and still holds a place"
                     assert trajectory.id not in self.homeless, f"{trajectory} has finished and waits for a replica"
                 case _:
                     assert_never(trajectory.state)
