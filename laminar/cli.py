@@ -9,7 +9,7 @@ from pathlib import Path
 from laminar import __version__
 from laminar.settings import all_settings, load_config
 
-BENCHMARKS = ("engine", "loop", "moves", "relay", "rewards", "sandbox", "trainer", "vllm")
+BENCHMARKS = ("control", "engine", "loop", "moves", "relay", "rewards", "sandbox", "trainer", "vllm")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,6 +137,8 @@ def _export(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     options = ["--json"] if arguments.json else []
     match arguments.what:
+        case "control":
+            from laminar.bench.control import main as bench
         case "engine":
             from laminar.bench.engine import main as bench
         case "relay":

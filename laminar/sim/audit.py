@@ -38,6 +38,7 @@ class Audit:
         self._group_of: dict[m.PromptId, m.GroupId] = {}
         """Of training prompts."""
         self._lost: set[m.ReplicaId] = set()
+        self._trainer_attempt = -1
         self._begun = (0, config.batch.num_mini_batches - 1)
         """The newest mini-batch ordered: step, index."""
 
@@ -66,7 +67,8 @@ class Audit:
                 for score in event.scores:
                     if (member := self._of(score)) is not None:
                         member.has_score = True
-            case m.TrainerStarted():
+            case m.TrainerStarted() if event.attempt > self._trainer_attempt:
+                self._trainer_attempt = event.attempt
                 self._go_back_to(event.step)
             case _:
                 pass
@@ -123,7 +125,12 @@ class Audit:
     def _check_again(self, assignment: m.Assignment, member: Member, command: m.Generate | m.Resume) -> None:
         assert assignment.attempt > member.attempt, f"{assignment} has the number of an attempt before it"
         assert not member.has_finished, f"{assignment} is done again, and has finished"
-        member.attempt, member.num_tokens = assignment.attempt, assignment.num_tokens
+        if command.version == member.version or self._mixes_versions:
+            kept = member.num_tokens
+        else:
+            kept = 0  # Its version is gone, so it begins again.
+        assert assignment.num_tokens == kept, f"law 1: {assignment} at {command.version}, heard of {member}"
+        member.attempt, member.num_tokens, member.version = assignment.attempt, assignment.num_tokens, command.version
 
     def _check_mini_batch(self, command: m.TrainMiniBatch) -> None:
         batch = self._config.batch
