@@ -125,10 +125,8 @@ class Audit:
     def _check_again(self, assignment: m.Assignment, member: Member, command: m.Generate | m.Resume) -> None:
         assert assignment.attempt > member.attempt, f"{assignment} has the number of an attempt before it"
         assert not member.has_finished, f"{assignment} is done again, and has finished"
-        if command.version == member.version or self._mixes_versions:
-            kept = member.num_tokens
-        else:
-            kept = 0  # Its version is gone, so it begins again.
+        # Where the version is gone that it needs, it begins again.
+        kept = member.num_tokens if command.version == member.version or self._mixes_versions else 0
         assert assignment.num_tokens == kept, f"law 1: {assignment} at {command.version}, heard of {member}"
         member.attempt, member.num_tokens, member.version = assignment.attempt, assignment.num_tokens, command.version
 
@@ -136,7 +134,8 @@ class Audit:
         batch = self._config.batch
         step, index = self._begun
         following = (step, index + 1) if index + 1 < batch.num_mini_batches else (step + 1, 0)
-        assert (command.step, command.index) == following, f"mini-batch {command.step}.{command.index} after {step}.{index}"
+        ordered = (command.step, command.index)
+        assert ordered == following, f"mini-batch {ordered} comes after {self._begun}"
         self._begun = following
         counts: dict[m.GroupId, int] = {}
         for id, group in zip(command.trajectories, command.groups, strict=True):

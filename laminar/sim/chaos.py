@@ -1,10 +1,10 @@
-"""Answers `laminar chaos`: disturbs simulated runs, seed by seed, until one breaks a law, gets stuck or falls over.
+"""Disturbs a simulated run, as a seed says, and tells whether it breaks a law, gets stuck or falls over.
 
 seed ──► scenario (schedule, faults, a bad wire) ──► simulated run, audited after every event ──► failure ──► shrunk
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -26,8 +26,8 @@ STUCK_S = 4000.0
 NUM_TRAINER_KILLS_MAX = 2
 """One more in the same step would end the run, as it should."""
 LATE_S = 4.0
-DESCENT_MAX = 200
-"""Runs that shrinking a scenario may take."""
+NUM_DESCENTS_MAX = 20
+"""More than there are faults and misdeeds to take away."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -49,12 +49,15 @@ class Scenario(msgspec.Struct, frozen=True):
     trouble: Trouble
 
 
-class Failure(msgspec.Struct, frozen=True):
-    """at_s: simulated time of the event whose handling broke something."""
+class Examined(msgspec.Struct, frozen=True):
+    """cause: what broke, none: nothing did; at_s: simulated time of the event that broke it, or of the end."""
 
     scenario: Scenario
-    cause: str
+    cause: str | None
     at_s: float
+    num_trajectories: int
+    num_lost: int
+    """Replicas, relays and trainers that control took for lost."""
 
 
 class BadWire:
@@ -68,9 +71,8 @@ class BadWire:
         chance, trouble = self._random, self._trouble
         if now == 0.0:
             return (now,)
-        if isinstance(event, m.ReplicaReport) and not event.finished and not event.failed:
-            if chance.random() < trouble.lost:
-                return ()
+        if _tells_nothing_new(event) and chance.random() < trouble.lost:
+            return ()
         at_s = now + (chance.uniform(0, LATE_S) if chance.random() < trouble.late else 0.0)
         source = _source(event)
         at_s = self._newest_s[source] = max(at_s, self._newest_s.get(source, 0.0))
@@ -94,50 +96,40 @@ def draw(config: Config, seed: int) -> Scenario:
     return Scenario(seed, schedule, tuple(struck), trouble)
 
 
-def examine(config: Config, scenario: Scenario) -> Failure | None:
-    """Run it. A failure: an invariant or law broken, an exception, a run that is stuck, or one that lost something."""
+def examine(config: Config, scenario: Scenario) -> Examined:
+    """Run it. It fails by a broken invariant or law, an exception, being stuck, or having lost something."""
     chosen = with_schedule(config, scenario.schedule).model_copy(update={"seed": scenario.seed})
-    audit, clock = Audit(control_config(chosen, shape_of(chosen))), [0.0]
+    audit = Audit(control_config(chosen, shape_of(chosen)))
+    at_s, seen = 0.0, ClusterState()
 
     def look(now: float, event: m.AnyEvent, commands: Sequence[m.AnyCommand], state: ClusterState) -> None:
-        clock[0] = now
+        nonlocal at_s, seen
+        at_s, seen = now, state
         audit(event, commands, state)
         assert now < STUCK_S, f"stuck: step {state.trainer.step + 1} is not done after {STUCK_S:g} s"
 
+    cause = None
     try:
         wire = BadWire(scenario.trouble, scenario.seed)
         simulated = simulate(chosen, faults=scenario.faults, wire=wire, after_event=look)
-        ended, ledger = simulated.ended, simulated.state.ledger
-        assert ended is None, f"the run ended before its last step: {ended.cause}"
-        assert not ledger.dropped, f"law 2: trajectories were dropped, {dict(ledger.dropped)}"
-    except Exception as error:  # whatever it is, the scenario shall be told
-        return Failure(scenario, f"{type(error).__name__}: {error}", clock[0])
-    return None
+        assert simulated.ended is None, f"the run ended before its last step: {simulated.ended.cause}"
+        assert not seen.ledger.dropped, f"law 2: trajectories were dropped, {dict(seen.ledger.dropped)}"
+    except Exception as error:  # noqa: BLE001  Whatever it is, the scenario shall be told.
+        cause = f"{type(error).__name__}: {error}"
+    counters = seen.counters
+    num_lost = counters.num_replicas_lost + counters.num_relays_lost + counters.num_trainers_lost
+    return Examined(scenario, cause, at_s, seen.ledger.dispatched, num_lost)
 
 
-def shrink(config: Config, failure: Failure) -> Failure:
-    """The same kind of trouble with as little as possible: faults and the wire's misdeeds taken away one by one."""
-    left = DESCENT_MAX
-    while True:
-        for smaller in _smaller(failure.scenario):
-            left -= 1
-            if (found := examine(config, smaller)) is not None:
-                failure = found
-                break
-            if left == 0:
-                return failure
-        else:
-            return failure
-
-
-def hunt(config: Config, seeds: Iterable[int], examined: Callable[[int, Failure | None], None]) -> Failure | None:
-    """Examine seeds in order until one fails; examined is called after each."""
-    for seed in seeds:
-        failure = examine(config, draw(config, seed))
-        examined(seed, failure)
-        if failure is not None:
-            return failure
-    return None
+def shrink(config: Config, failed: Examined) -> Examined:
+    """A failure with as little as possible: faults and the wire's misdeeds are taken away while it still fails."""
+    for _ in range(NUM_DESCENTS_MAX):
+        smaller = (examine(config, scenario) for scenario in _smaller(failed.scenario))
+        found = next((examined for examined in smaller if examined.cause is not None), None)
+        if found is None:
+            break
+        failed = found
+    return failed
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
@@ -165,6 +157,10 @@ def _draw_fault(chance: random.Random, at_s: float, num_replicas: int, num_machi
         faults.StallController(at_s, chance.uniform(1, 60)),
     )
     return chance.choice(kinds)
+
+
+def _tells_nothing_new(event: m.AnyEvent) -> bool:
+    return isinstance(event, m.ReplicaReport) and not event.finished and not event.failed
 
 
 def _source(event: m.AnyEvent) -> object:
