@@ -149,9 +149,7 @@ class Manager:
             state.counters.num_refreshes += replica.version is not None
             yield self._load(state, replica, version, now)
 
-    def _version_awaited_here(
-        self, state: ClusterState, replica: Replica, versions: list[int | None]
-    ) -> int | None:
+    def _version_awaited_here(self, state: ClusterState, replica: Replica, versions: list[int | None]) -> int | None:
         """The version of the oldest homeless trajectory that this replica could load, unless one is loading it.
 
         The newest one, for those that start again, any number of replicas may load.
