@@ -57,10 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(do=_run)
 
     sim = commands.add_parser("sim", help="run a configuration on simulated accelerators")
-    sim.add_argument("config", type=Path, help="YAML file; its `simulation` section says what to simulate")
+    sim.add_argument("config", type=Path, nargs="?", help="YAML file; its `simulation` section says what to simulate")
     sim.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that differ from the file")
     sim.add_argument("--schedules", metavar="a,b", help="which to compare; without it all of them")
-    sim.add_argument("--json", action="store_true", help="one JSON object a schedule")
+    sim.add_argument(
+        "--published", metavar="SERIES", help="instead: the published runs of 7B_math, 32B_math or 72B_math"
+    )
+    sim.add_argument("--json", action="store_true", help="one JSON object a schedule, or a published run")
     sim.set_defaults(do=_sim)
 
     config = commands.add_parser("config", help="list every setting, its default, unit and meaning")
@@ -98,6 +101,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _sim(arguments: argparse.Namespace) -> int:
+    if arguments.published is not None:
+        from laminar.sim.reproduce import reproduce
+
+        if arguments.config is not None or arguments.schedules is not None:
+            raise ValueError("--published has configurations of its own; give either it or a CONFIG with its options")
+        return reproduce(arguments.published, as_json=arguments.json)
+    if arguments.config is None:
+        raise ValueError("name a CONFIG (configs/sim_32b_128.yaml is one), or --published SERIES")
     from laminar.sim.compare import compare, parse_schedules
 
     config = load_config(arguments.config, arguments.overrides)

@@ -1,17 +1,15 @@
 """Answers `laminar sim CONFIG`: simulates a configuration under several schedules and sets them side by side."""
 
-import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import get_args
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from laminar.config import Config, ScheduleConfig
 from laminar.settings import parse_config
 from laminar.sim.outcome import Outcome, outcome
+from laminar.sim.progress import progress
 from laminar.sim.run import shape_of, simulate
 from laminar.sim.table import comparison
 
@@ -53,13 +51,3 @@ def with_schedule(config: Config, kind: str) -> Config:
     if config.schedule.kind == kind:
         return config
     return parse_config(config.model_dump() | {"schedule": {"kind": kind}}, f"with schedule.kind={kind}")
-
-
-@contextmanager
-def progress(what: str, num_steps: int) -> Generator[Callable[[int], None]]:
-    """A bar on stderr, gone when its run is done; nothing where stderr is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task(what, total=num_steps)
-        yield lambda step: bars.update(task, completed=step)

@@ -1,6 +1,8 @@
 """The simulated run: the live run's loop, on a virtual clock."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -50,19 +52,20 @@ def simulate(
     control = ControlPlane(own, num_prompts=_num_prompts(own), num_evaluation_prompts=own.evaluation.num_prompts_max)
     world, history = World(own, shape, Workload(own), faults=faults, wire=wire), History()
     num_events, ended, num_steps = 0, None, 0
-    for now, event in world.events():
-        commands = control.handle(event, now)
-        for command in commands:
-            world.execute(command)
-        history.observe(now, event, commands, control.state)
-        num_events += 1
-        if after_event is not None:
-            after_event(now, event, commands, control.state)
-        if step_done is not None and control.state.trainer.step != num_steps:
-            num_steps = control.state.trainer.step
-            step_done(num_steps)
-        if commands and isinstance(commands[-1], EndRun):
-            ended = commands[-1]
+    with _collector_off():
+        for now, event in world.events():
+            commands = control.handle(event, now)
+            for command in commands:
+                world.execute(command)
+            history.observe(now, event, commands, control.state)
+            num_events += 1
+            if after_event is not None:
+                after_event(now, event, commands, control.state)
+            if step_done is not None and control.state.trainer.step != num_steps:
+                num_steps = control.state.trainer.step
+                step_done(num_steps)
+            if commands and isinstance(commands[-1], EndRun):
+                ended = commands[-1]
     return Simulated(own, shape, history, control.state, world.measures, num_events, ended)
 
 
@@ -92,6 +95,18 @@ def control_config(config: Config, shape: Shape) -> Config:
             "faults": faults.model_copy(update={"report_deadline_s": silence_s}),
         }
     )
+
+
+@contextmanager
+def _collector_off() -> Generator[None]:
+    """A run leaves no garbage in cycles, and the collector would walk all its live records again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _num_prompts(config: Config) -> int:
