@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument(
         "--published", metavar="SERIES", help="instead: the published runs of 7B_math, 32B_math or 72B_math"
     )
+    sim.add_argument("--out", type=Path, help="folder for event logs, summaries and reports, as live runs write them")
     sim.add_argument("--json", action="store_true", help="one JSON object a schedule, or a published run")
     sim.set_defaults(do=_sim)
 
@@ -104,7 +105,7 @@ def _sim(arguments: argparse.Namespace) -> int:
     if arguments.published is not None:
         from laminar.sim.reproduce import reproduce
 
-        if arguments.config is not None or arguments.schedules is not None:
+        if (arguments.config, arguments.schedules, arguments.out) != (None, None, None):
             raise ValueError("--published has configurations of its own; give either it or a CONFIG with its options")
         return reproduce(arguments.published, as_json=arguments.json)
     if arguments.config is None:
@@ -112,7 +113,7 @@ def _sim(arguments: argparse.Namespace) -> int:
     from laminar.sim.compare import compare, parse_schedules
 
     config = load_config(arguments.config, arguments.overrides)
-    return compare(config, parse_schedules(arguments.schedules), as_json=arguments.json)
+    return compare(config, parse_schedules(arguments.schedules), as_json=arguments.json, out=arguments.out)
 
 
 def _config(arguments: argparse.Namespace) -> int:

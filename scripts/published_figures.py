@@ -1,14 +1,15 @@
 """Simulates what the Laminar paper shows beside its throughput: `python -m scripts.published_figures [NAME …]`.
 
-    repack      Table 1 and figure 16: 32B on 128 GPUs, repack on and off
-    floor       the step that more GPUs do not make shorter: 32B, one_step_stale
-    fault       figure 15: two of 16 replicas lost for 252 s
-    staleness   figure 10: 7B on 64 GPUs, 256 trajectories a replica
-    waits       figure 14: how long a replica waits for weights
+repack      Table 1 and figure 16: 32B on 128 GPUs, repack on and off
+floor       the step that more GPUs do not make shorter: 32B, one_step_stale
+fault       figure 15: two of 16 replicas lost for 252 s
+staleness   figure 10: 7B on 64 GPUs, 256 trajectories a replica
+waits       figure 14: how long a replica waits for weights
 """
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 
 from laminar.config import Config
 from laminar.control.messages import MachineId
@@ -114,7 +115,7 @@ def _beside(name: str, ours: float, said: float) -> str:
 def _steps(ran: Simulated) -> Iterator[tuple[float, float]]:
     """(end, tokens/s) of each step but the first, whose begin is the run's."""
     steps = ran.measures.steps
-    for before, step in zip(steps, steps[1:], strict=False):
+    for before, step in pairwise(steps):
         yield step.at_s, step.num_tokens / (step.at_s - before.at_s)
 
 
