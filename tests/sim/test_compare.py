@@ -56,12 +56,10 @@ def test_a_simulated_run_is_replayed_and_reported_like_a_live_one(config_file, t
     assert "holds a simulated run of trajectory_level already" in capsys.readouterr().err
 
 
-def test_lengths_of_a_run_are_those_that_it_had(config_file, tmp_path, capsys):
+def test_lengths_of_a_run_are_those_that_it_had(tmp_path):
     """Also of a simulated one, whose lengths are 30 and 60."""
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("30\n60\n")
-    out = tmp_path / "out"
-    of_file = [f"simulation.lengths={{kind: file, path: {lengths}}}", "--out", str(out), "--schedules", "synchronous"]
-    assert main(["sim", str(config_file), *of_file]) == 0
-    again = small(lengths={"kind": "run", "path": str(out / "synchronous")})
+    simulate(small(lengths={"kind": "file", "path": str(lengths)}), record_in=tmp_path / "run")
+    again = small(lengths={"kind": "run", "path": str(tmp_path / "run")})
     assert set(simulate(again).history.lengths) == {30, 60}
