@@ -1,4 +1,4 @@
-"""The command line: laminar run | config | replay | report | export | bench."""
+"""The command line: laminar run | sim | config | replay | report | export | bench."""
 
 import argparse
 import os
@@ -33,7 +33,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Overrides may stand before and after the options, which argparse alone does not allow."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and (arguments.command != "run" or any(word.startswith("-") for word in rest)):
+    if rest and (arguments.command not in ("run", "sim") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.overrides += rest
@@ -55,6 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--resume", action="store_true", help="go on with the run in run_dir")
     kind.add_argument("--fresh", action="store_true", help="move the run that is in run_dir aside")
     run.set_defaults(do=_run)
+
+    sim = commands.add_parser("sim", help="run a configuration on simulated accelerators")
+    sim.add_argument("config", type=Path, help="YAML file; its `simulation` section says what to simulate")
+    sim.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that differ from the file")
+    sim.add_argument("--schedules", metavar="a,b", help="which to compare; without it all of them")
+    sim.add_argument("--json", action="store_true", help="one JSON object a schedule")
+    sim.set_defaults(do=_sim)
 
     config = commands.add_parser("config", help="list every setting, its default, unit and meaning")
     config.set_defaults(do=_config)
@@ -88,6 +95,13 @@ def _run(arguments: argparse.Namespace) -> int:
     from laminar.run import run
 
     return run(config, resume=arguments.resume, fresh=arguments.fresh)
+
+
+def _sim(arguments: argparse.Namespace) -> int:
+    from laminar.sim.compare import compare, parse_schedules
+
+    config = load_config(arguments.config, arguments.overrides)
+    return compare(config, parse_schedules(arguments.schedules), as_json=arguments.json)
 
 
 def _config(arguments: argparse.Namespace) -> int:
