@@ -8,10 +8,13 @@ VLLM_TESTS := tests/rollout tests/e2e
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart test test-vllm check setup bench soak-relay seeds compare crash docs clean
+.PHONY: quickstart quickstart-tools test test-vllm check setup bench soak-relay seeds compare crash docs clean
 
 quickstart: $(VENV)/core  ## train the quickstart model on CPU and write runs/quickstart/report.html
 	$(BIN)/laminar run configs/quickstart.yaml --fresh $(ARGS)
+
+quickstart-tools: $(VENV)/core  ## the same with a tool, which runs in a sandbox; runs/quickstart_tools/report.html
+	$(BIN)/laminar run configs/quickstart_tools.yaml --fresh $(ARGS)
 
 test: $(VENV)/dev check  ## every test that is not slow or on a GPU
 	$(BIN)/pytest $(WORKERS) $(ARGS)
@@ -31,12 +34,13 @@ check: $(VENV)/dev  ## format, lint, types, layers
 
 setup: $(VENV)/dev  ## a virtual environment with everything for development
 
-bench: $(VENV)/dev  ## engine beside Hugging Face generate, trainer beside TRL, reward pool, control loop, relay tier
+bench: $(VENV)/dev  ## engine beside Hugging Face generate, trainer beside TRL, reward pool, loop, relay, sandbox
 	$(BIN)/laminar bench engine --json
 	$(BIN)/laminar bench loop --json
 	$(BIN)/laminar bench trainer --json
 	$(BIN)/laminar bench rewards --json
 	$(BIN)/laminar bench relay --json
+	$(BIN)/laminar bench sandbox --json
 
 soak-relay: $(VENV)/dev  ## 500 publishes of 64 MB with four readers, one of them slow
 	$(BIN)/pytest -m soak tests/relay

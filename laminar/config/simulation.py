@@ -192,6 +192,8 @@ class SimulationConfig(Section):
     """From a reported response to its score."""
     replica_start_s: Seconds = 60.0
     """From the order to start a replica until it serves."""
+    trainer_start_s: Seconds = 120.0
+    """From the order to start a lost trainer again until it has restored its newest checkpoint."""
     num_steps: Count = 15
     """Steps to simulate."""
     num_warmup_steps: Annotated[int, Field(ge=0)] = 10

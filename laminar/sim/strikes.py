@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, assert_never
 
-from laminar.control.messages import AnyEvent, RelayLost, ReplicaId, ReplicaLost, TrainerLost
+from laminar.control.messages import AnyEvent, RelayLost, ReplicaId, ReplicaLost
 from laminar.sim.faults import (
     AnyFault,
     HangRelay,
@@ -44,8 +44,8 @@ def strike(world: "World", fault: AnyFault) -> Iterable[AnyEvent]:
             world.relays.slow_down(fault.machine, fault.factor)
             world.clock.at(fault.at_s + fault.seconds, lambda: _restore_link(world, fault))
         case KillTrainer():
-            world.trainer.alive = False
-            world.clock.tell(DEATH_SEEN_S, TrainerLost("killed"))
+            if (lost := world.trainer.kill()) is not None:
+                world.clock.tell(DEATH_SEEN_S, lost)
         case StallController():
             world.control_stalled_until_s = world.clock.now + fault.seconds
         case _:

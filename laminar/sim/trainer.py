@@ -4,11 +4,15 @@ from collections.abc import Callable, Iterable
 
 from laminar.control.messages import (
     AnyEvent,
+    CheckpointCopied,
     CheckpointSaved,
     HandedOver,
     MiniBatchTrained,
     Publish,
     SaveCheckpoint,
+    StartTrainer,
+    TrainerLost,
+    TrainerStarted,
     TrainMiniBatch,
 )
 from laminar.sim.clock import Clock
@@ -16,8 +20,10 @@ from laminar.sim.relays import SimulatedRelays
 from laminar.sim.shape import Shape
 from laminar.sim.workload import Workload
 
-CHECKPOINT_S = 0.1
-"""What saving holds the trainer up for; the rest is written while it trains on."""
+COPY_S = 0.1
+"""What saving holds the trainer up for."""
+WRITE_S = 10.0
+"""From there to a complete checkpoint, while it trains on."""
 
 
 class SimulatedTrainer:
@@ -34,7 +40,9 @@ class SimulatedTrainer:
         """Prompt and response tokens of the step in training, so far."""
         self.training_s = 0.0
         """Seconds of all mini-batches done or begun."""
-        self.alive = True
+        self._attempt: int | None = 0
+        """None: it is dead."""
+        self._saved_step = 0
         self._clock = clock
         self._shape = shape
         self._workload = workload
@@ -60,7 +68,23 @@ class SimulatedTrainer:
         self._after(self._shape.publish_s, hand_over)
 
     def save(self, command: SaveCheckpoint) -> None:
-        self._after(CHECKPOINT_S, lambda: (CheckpointSaved(command.id, command.step),))
+        def complete() -> Iterable[AnyEvent]:
+            self._saved_step = command.step
+            return (CheckpointSaved(command.id, command.step),)
+
+        self._after(COPY_S, lambda: (CheckpointCopied(command.id, command.step),))
+        self._after(COPY_S + WRITE_S, complete)
+
+    def start(self, command: StartTrainer, seconds: float) -> None:
+        """Once more, from the newest complete checkpoint."""
+        self._attempt, self.step = command.attempt, self._saved_step
+        self._after(seconds, lambda: (TrainerStarted(self._saved_step, command.attempt),))
+
+    def kill(self) -> TrainerLost | None:
+        """What it was doing is never heard of again. None: it was dead already."""
+        attempt, self._attempt = self._attempt, None
+        return None if attempt is None else TrainerLost("killed", attempt)
 
     def _after(self, seconds: float, finish: Callable[[], Iterable[AnyEvent]]) -> None:
-        self._clock.at(self._clock.now + seconds, lambda: finish() if self.alive else ())
+        attempt = self._attempt
+        self._clock.at(self._clock.now + seconds, lambda: finish() if self._attempt == attempt is not None else ())

@@ -70,6 +70,9 @@ class World:
                 self.fleet.stop(command.replica)
             case m.StartRelay():
                 self.relays.start(command.machine, simulation.replica_start_s)
+            case m.StartTrainer():
+                self.trainer.start(command, simulation.trainer_start_s)
+                del self.measures.steps[self.trainer.step :]
             case m.Load():
                 self.fleet.load(command)
             case m.Generate():
@@ -142,7 +145,7 @@ class World:
         return arrives_now
 
     def _end_step(self, command: m.Publish) -> None:
-        if command.step > 0:
+        if command.step > self.trainer.step:
             usage = total(self.fleet.usage())
             self.measures.steps.append(
                 StepEnd(self.clock.now, self.trainer.tokens_of_step, usage, self.trainer.training_s)

@@ -105,6 +105,7 @@ STRIKES = {
     faults.KillRelay(20.0, MachineId(0)): ("num_relays_lost", 1),
     faults.HangRelay(20.0, MachineId(1)): ("num_relays_lost", 1),
     faults.SlowLink(10.0, MachineId(1), 50.0, 60.0): ("num_relays_lost", 0),
+    faults.KillTrainer(20.0): ("num_trainers_lost", 1),
     faults.StallController(20.0, 45.0): ("num_controller_stalls", 1),
 }
 """What strikes, and which of control's counts tells of it."""
@@ -127,8 +128,8 @@ def test_trajectories_of_a_killed_replica_go_on_from_their_tokens():
     assert any(assignment.num_tokens > 0 for assignment in resumed)
 
 
-def test_a_lost_trainer_ends_the_run_by_name():
-    simulated, _ = run(struck=[faults.KillTrainer(20.0)])
+def test_a_trainer_that_is_lost_again_and_again_ends_the_run_by_name():
+    simulated, _ = run(struck=[faults.KillTrainer(20.0 + 60 * i) for i in range(10)])
     assert simulated.ended is not None
     assert "the trainer was lost" in simulated.ended.cause
     with pytest.raises(ValueError, match=r"made \d of simulation.num_steps=8 steps"):
