@@ -9,7 +9,7 @@ PROMPTS := data/dapo-math-17k.parquet
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart quickstart-tools test test-vllm check setup bench soak-relay seeds compare crash smoke-pretrained docs clean
+.PHONY: quickstart quickstart-tools test test-vllm check setup bench soak-relay seeds compare chaos crash smoke-pretrained docs clean
 
 quickstart: $(VENV)/core  ## train the quickstart model on CPU and write runs/quickstart/report.html
 	$(BIN)/laminar run configs/quickstart.yaml --fresh $(ARGS)
@@ -53,6 +53,9 @@ seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 compare: $(VENV)/dev  ## trajectory_level against synchronous, repack on against off, three seeds each
 	$(BIN)/python -m scripts.compare
 	$(BIN)/python -m scripts.compare_repack
+
+chaos: $(VENV)/core  ## a thousand simulated runs with faults, each checked after every event
+	$(BIN)/laminar chaos --seeds 1000
 
 crash: $(VENV)/core  ## kill a run 20 times at random moments, resume it each time, and check that nothing shows
 	$(BIN)/python -m scripts.crash
