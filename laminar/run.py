@@ -17,7 +17,7 @@ from laminar.cluster.cluster import Cluster
 from laminar.cluster.folder import FolderLock
 from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry, end_dead_runs
-from laminar.cluster.ray_session import RaySession
+from laminar.cluster.ray_session import RaySession, refuse_too_few_gpus
 from laminar.config import Config, VllmEngineConfig
 from laminar.control.messages import AnyCommand, AnyEvent, EndRun
 from laminar.control.plane import ControlPlane
@@ -163,7 +163,12 @@ def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop")
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
-        session.refuse_too_few_gpus(config.engine.num_gpus, num_replicas=config.rollout.num_replicas)
+        refuse_too_few_gpus(
+            session.machines,
+            session.gpus_of(),
+            num_gpus=config.engine.num_gpus,
+            num_replicas=config.rollout.num_replicas,
+        )
         stop.check()
         registry.add_descendants()
         if session.folder is not None:

@@ -3,6 +3,7 @@
 import logging
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,25 @@ class Machine(msgspec.Struct, frozen=True):
     is_local: bool
 
 
+def refuse_too_few_gpus(
+    machines: Sequence[Machine], gpus_of: Mapping[str | None, int], *, num_gpus: int, num_replicas: int
+) -> None:
+    """Raise ValueError if a machine cannot hold its share of the replicas: Ray would let them wait for ever.
+
+    gpus_of: by the machines' node_id; num_gpus: of one replica.
+    """
+    emulated = any(machine.node_id is None for machine in machines)
+    share = num_replicas if emulated else -(-num_replicas // len(machines))
+    for machine in machines:
+        found = gpus_of[machine.node_id]
+        if num_gpus * share > found:
+            raise ValueError(
+                f"machine {machine.id} ({machine.host}) has {found} GPUs, and its share of "
+                f"rollout.num_replicas={num_replicas} is {share} replicas of {num_gpus} GPUs "
+                "(engine.tensor_parallel_size); lower one of them, or add machines"
+            )
+
+
 class RaySession:
     """Ray for as long as the run lasts. Raises ValueError for a cluster that cannot be joined, or joined safely."""
 
@@ -45,20 +65,10 @@ class RaySession:
     def machine(self, id: MachineId) -> Machine:
         return self.machines[id]
 
-    def refuse_too_few_gpus(self, num_gpus: int, *, num_replicas: int) -> None:
-        """Raise ValueError if a machine cannot hold its share of the replicas, which would wait for GPUs for ever."""
-        gpus_of = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in self._ray.nodes() if node["Alive"]}
-        # Emulated machines share this one's GPUs; others have their own, and get their share of the replicas.
-        emulated = self._config.address == "local"
-        share = num_replicas if emulated else -(-num_replicas // len(self.machines))
-        for machine in self.machines:
-            found = sum(gpus_of.values()) if machine.node_id is None else gpus_of[machine.node_id]
-            if num_gpus * share > found:
-                raise ValueError(
-                    f"machine {machine.id} ({machine.host}) has {found} GPUs, and its share of "
-                    f"rollout.num_replicas={num_replicas} is {share} replicas of {num_gpus} GPUs "
-                    "(engine.tensor_parallel_size); lower one of them, or add machines"
-                )
+    def gpus_of(self) -> dict[str | None, int]:
+        """GPUs of each node by its id; under None those of this host, which emulated machines share."""
+        found = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in self._ray.nodes() if node["Alive"]}
+        return {None: sum(found.values()), **found}
 
     def place(
         self,
