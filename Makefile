@@ -38,6 +38,7 @@ seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 
 compare: $(VENV)/dev  ## trajectory_level against synchronous, repack on against off, three seeds each
 	$(BIN)/python -m scripts.compare
+	$(BIN)/python -m scripts.compare_repack
 
 docs: $(VENV)/dev  ## the generated pages of docs/
 	$(BIN)/python -m scripts.generate_docs

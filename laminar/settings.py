@@ -18,10 +18,6 @@ CONFIG_FILE = "config.json"
 """The resolved configuration, in a run's folder beside everything else that the run writes."""
 
 
-KINDS = ("trajectory_level", "synchronous", "embedded", "vllm")
-"""Kinds of tagged unions, which pydantic counts as a level of the place where a mistake is."""
-
-
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """The configuration of `path` with `a.b=c` overrides. Raises ValueError for everything a user can get wrong."""
     if not path.is_file():
@@ -107,15 +103,26 @@ def _type_name(annotation: Any) -> str:
 
 
 def _explain(details: ErrorDetails) -> str:
-    place = ".".join(
-        str(part) for part in details["loc"] if part not in ("trajectory_level", "synchronous", "embedded", "vllm")
-    )
+    kinds = _kinds(Config)
+    place = ".".join(str(part) for part in details["loc"] if part not in kinds)
     if details["type"] == "extra_forbidden":
         return f"  {place}: no such setting{_nearest(place)}"
     if details["type"] == "missing":
         return f"  {place}: this setting is required"
     message = details["msg"].removeprefix("Value error, ")
     return f"  {place}: {message} (got {details['input']!r})" if place else f"  {message}"
+
+
+def _kinds(section: type[BaseModel]) -> frozenset[str]:
+    """The kinds of every tagged union: pydantic names the chosen one within a setting's place, and nobody writes it."""
+    found: set[str] = set()
+    for name, field in section.model_fields.items():
+        if name == "kind":
+            found.add(str(field.default))
+        for part in (field.annotation, *map(untagged, get_args(field.annotation))):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                found |= _kinds(part)
+    return frozenset(found)
 
 
 def _nearest(place: str) -> str:

@@ -1,4 +1,4 @@
-"""Compares schedules, and repack on with off, on the quickstart's paced configuration; draws docs/images/schedules.svg.
+"""Compares schedules on the quickstart's paced configuration; draws docs/images/schedules.svg.
 
 The runs of one seed follow each other, so that what else the machine does weighs on all of them alike.
 """
@@ -13,7 +13,6 @@ from scripts.quickstart_runs import ROOT, RUNS, markdown_table, run_quickstart
 
 KINDS = {
     "trajectory_level": ("schedule.kind=trajectory_level",),
-    "no_repack": ("schedule.kind=trajectory_level", "repack.enabled=false"),
     "synchronous": ("schedule.kind=synchronous",),
 }
 COMMON = ("trainer.num_steps=40", "evaluation.interval_steps=null")
@@ -68,7 +67,7 @@ def draw(seeds: list[int], path: Path) -> None:
     """Reward (mean of five steps) against time, a line a run."""
     from matplotlib import pyplot  # only in the development environment
 
-    colours = {"trajectory_level": "#0072b2", "no_repack": "#56b4e9", "synchronous": "#d55e00"}
+    colours = {"trajectory_level": "#0072b2", "synchronous": "#d55e00"}
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
     for kind, colour in colours.items():
         for seed in seeds:

@@ -9,10 +9,15 @@ from scripts.quickstart_runs import RUNS, markdown_table, run_quickstart
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=list(range(10)))
+    parser.add_argument("--kill-replica-at-step", type=int, help="kill -9 one replica of every run after this step")
+    arguments = parser.parse_args()
+    folder = "seeds" if arguments.kill_replica_at_step is None else "killed"
     rows: list[list[str]] = []
     summaries = []
-    for seed in parser.parse_args().seeds:
-        summary = run_quickstart(f"seeds/{seed}", f"seed={seed}")
+    for seed in arguments.seeds:
+        summary = run_quickstart(
+            f"{folder}/{seed}", f"seed={seed}", kill_replica_at_step=arguments.kill_replica_at_step
+        )
         summaries.append(summary)
         rows.append(
             [
@@ -31,7 +36,7 @@ def main() -> None:
         print(f"seed {seed}: {rows[-1]}", flush=True)
     header = ["seed", "held-out first", "last", "training s", "tokens/s", "refreshes", "repack moves"]
     print(markdown_table([*header, "idle replicas / trainer", "staleness at finish", "peak PSS GiB"], rows))
-    (RUNS / "seeds" / "summaries.json").write_text(json.dumps(summaries, indent=1))
+    (RUNS / folder / "summaries.json").write_text(json.dumps(summaries, indent=1))
 
 
 if __name__ == "__main__":

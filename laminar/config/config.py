@@ -82,6 +82,18 @@ class Config(Section):
                 f"faults.report_deadline_s={self.faults.report_deadline_s:g}: every replica would be taken for lost; "
                 "set the deadline to twice the interval or more"
             )
+        if self.trainer.learning_rate_schedule != "constant" and self.trainer.num_steps is None:
+            raise ValueError(
+                f"trainer.learning_rate_schedule={self.trainer.learning_rate_schedule} falls until the last step, and "
+                "trainer.num_steps does not say which that is; set it (`laminar run --dry-run` counts the steps that "
+                "the data gives)"
+            )
+        if self.trainer.overlong.buffer_tokens > self.data.response_tokens_max:
+            raise ValueError(
+                f"trainer.overlong.buffer_tokens={self.trainer.overlong.buffer_tokens} is more than "
+                f"data.response_tokens_max={self.data.response_tokens_max}: the reward would sink from the first token "
+                "on; lower it"
+            )
         longest, room = self.num_trajectory_tokens_max, self.engine.kv_tokens_max
         if room is not None and longest > room:
             raise ValueError(

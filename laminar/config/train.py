@@ -1,15 +1,31 @@
 """Settings of learning and of its checkpoints."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from laminar.config.section import Count, Fraction, Seconds, Section
+from laminar.config.losses import GrpoLoss, LossConfig
+from laminar.config.section import Count, Seconds, Section
+
+
+class OverlongConfig(Section):
+    """What becomes of responses that are too long (DAPO)."""
+
+    buffer_tokens: Annotated[int, Field(ge=0)] = 0
+    """The reward sinks over so many tokens before data.response_tokens_max; 0: it does not."""
+    penalty_max: Annotated[float, Field(gt=0)] = 1.0
+    """How far the reward has sunk at data.response_tokens_max."""
+    filtered: bool = False
+    """Whether truncated trajectories are left out of the loss; they stay in their prompt group's mean reward."""
 
 
 class TrainerConfig(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
-    """AdamW's, constant after the warm-up."""
+    """AdamW's, at its highest."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What it does after the warm-up; linear and cosine fall until the end of trainer.num_steps, which they need."""
+    learning_rate_min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the learning rate that a falling schedule ends at."""
     num_warmup_updates: Annotated[int, Field(ge=0)] = 0
     """Optimizer updates over which the learning rate rises from zero."""
     adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
@@ -18,10 +34,11 @@ class TrainerConfig(Section):
     """AdamW's, decoupled."""
     grad_norm_max: Annotated[float, Field(gt=0)] = 1.0
     """Gradients are scaled down to this global norm."""
-    clip_ratio_low: Fraction = 0.2
-    """The policy ratio is clipped below 1 minus this."""
-    clip_ratio_high: Annotated[float, Field(gt=0)] = 0.28
-    """The policy ratio is clipped above 1 plus this."""
+    loss: LossConfig = GrpoLoss()
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Weight in the loss of the KL to the initial weights (k3 estimate), which are then held beside those being
+    trained; 0: none."""
+    overlong: OverlongConfig = OverlongConfig()
     micro_batch_tokens_max: Count = 16384
     """Padded tokens in one forward-backward."""
     num_steps: Count | None = None

@@ -32,22 +32,31 @@ PROGRESS = Topic(
         Metric("training/global_step", "steps", "Steps done; each made one new weight version."),
         Metric("training/epoch", "epochs", "Passes over the training prompts that were dispatched whole."),
         Metric("training/version", "version", "Newest weight version handed over when the step ended."),
-        *_spread("critic/rewards", "reward", "reward of the trajectories trained in the step."),
+        *_spread("critic/score", "reward", "score of the trajectories trained in the step, as the reward gave it."),
+        *_spread("critic/rewards", "reward", "reward: the score, minus what trainer.overlong takes off for length."),
         *_spread("critic/advantages", "1", "advantage (reward standardised within its prompt group)."),
+        Metric("critic/advantages/mean/*", "1", "Mean advantage of trajectories of one staleness: `staleness_<n>`."),
         Metric("frac_reward_zero_std", "share", "Prompt groups whose rewards are all equal; they teach nothing."),
         Metric("val-core/*", "reward", "Held-out accuracy: `val-core/<data source>/<what>/mean@<responses a prompt>`."),
         Metric("reward/*", "reward", "Further values that the reward function returned, mean over the step, by key."),
     ),
 )
 
+_MISMATCH = "|engine - trainer| log-prob under the same weights: staleness 0, before the step's first update."
+_BY_STALENESS = "The same for trajectories of one staleness: `staleness_<n>`."
+
 POLICY = Topic(
     "Policy",
     (
-        Metric("actor/pg_loss", "1", "Clipped policy loss, mean over the trained tokens of a mini-batch."),
+        Metric("actor/pg_loss", "1", "Policy loss, the mean that trainer.loss.aggregation names over a mini-batch."),
         Metric("actor/pg_clipfrac", "share", "Trained tokens whose gradient the clip took away."),
-        Metric("actor/pg_clipfrac/*", "share", "The same for trajectories of one staleness: `staleness_<n>`."),
+        Metric("actor/pg_clipfrac/*", "share", _BY_STALENESS),
+        Metric("actor/pg_clipfrac_lower", "share", "The same by the dual clip: advantage below 0, ratio above c."),
         Metric("actor/ppo_kl", "nats", "Mean of behaviour log-prob minus policy log-prob."),
+        Metric("actor/kl_loss", "nats", "KL(policy || initial weights), k3, weighed like the loss; if asked for."),
+        Metric("actor/kl_coef", "1", "Its weight in the loss."),
         Metric("actor/entropy", "nats", "Mean entropy of the policy over the trained tokens."),
+        Metric("actor/entropy/*", "nats", _BY_STALENESS),
         Metric("actor/grad_norm", "1", "Global gradient norm before it is scaled down."),
         Metric("actor/lr", "1", "Learning rate of the update."),
         Metric("actor/num_updates_skipped", "updates", "Updates left out since loss or gradient was not finite."),
@@ -56,14 +65,22 @@ POLICY = Topic(
         Metric(
             "training/rollout_probs_diff_max", "probability", "Largest |policy - behaviour| probability of a token."
         ),
+        Metric("training/rollout_probs_diff_std", "probability", "Standard deviation of |policy - behaviour|."),
+        Metric("training/rollout_actor_probs_pearson_corr", "1", "Correlation of policy and behaviour probabilities."),
+        Metric("training/engine_mismatch/logprob_diff_mean", "nats", f"Mean {_MISMATCH}"),
+        Metric("training/engine_mismatch/logprob_diff_max", "nats", f"Largest {_MISMATCH}"),
+        Metric("training/engine_mismatch/k3_kl", "nats", "KL(engine || trainer) on the same tokens, k3 estimate."),
         Metric("rollout_corr/k3_kl", "nats", "KL(behaviour || policy), Schulman's k3 estimate."),
-        Metric("rollout_corr/k3_kl/*", "nats", "The same for trajectories of one staleness: `staleness_<n>`."),
+        Metric("rollout_corr/k3_kl/*", "nats", _BY_STALENESS),
         Metric("rollout_corr/rollout_is_mean", "1", "Mean policy ratio of a token."),
+        Metric("rollout_corr/rollout_is_mean/*", "1", _BY_STALENESS),
         Metric("rollout_corr/rollout_is_max", "1", "Largest policy ratio of a token."),
         Metric("rollout_corr/rollout_is_min", "1", "Smallest policy ratio of a token."),
+        Metric("rollout_corr/rollout_is_ratio_fraction_high", "share", "Tokens whose importance weight was cut."),
         Metric(
             "rollout_corr/rollout_is_eff_sample_size", "share", "Effective sample size of the ratios, of the tokens."
         ),
+        Metric("rollout_corr/rollout_is_eff_sample_size/*", "share", _BY_STALENESS),
     ),
 )
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+from pydantic import ValidationError
 
 from laminar.config import Config
 from laminar.control.plane import ControlPlane
@@ -115,10 +116,22 @@ def restore(run_dir: Path) -> Restored:
     return Restored(plane.state, last_event_at_s(run_dir), segment.header.num_prompts, plane.config)
 
 
+def config_of(header: LogHeader) -> Config:
+    """The run's configuration. Raises ValueError for one whose settings this version no longer knows."""
+    try:
+        return Config.model_validate(header.config)
+    except ValidationError as error:
+        places = ", ".join(".".join(map(str, details["loc"])) for details in error.errors())
+        raise ValueError(
+            f"the run was written by Laminar {header.code_version}, and this one ({code_version()}) does not read its "
+            f"settings ({places}); use the version that wrote it"
+        ) from error
+
+
 def plane_of(header: LogHeader) -> ControlPlane:
     """A control plane that stands where the log file opens."""
     return ControlPlane(
-        Config.model_validate(header.config),
+        config_of(header),
         num_prompts=header.num_prompts,
         num_evaluation_prompts=header.num_evaluation_prompts,
         state=header.state,

@@ -9,7 +9,7 @@ from laminar.control.state import ClusterState
 from laminar.observe.event_log import Segment, code_version, segments
 from laminar.observe.history import History
 from laminar.observe.metrics import MetricsRow, read_metrics
-from laminar.observe.replay import plane_of
+from laminar.observe.replay import config_of, plane_of
 from laminar.observe.summary import Summary, read_summary, summarize
 
 
@@ -32,7 +32,7 @@ def read_run(run_dir: Path) -> RunFolder:
     state = ClusterState()
     shift_s = 0.0
     for segment in segments(run_dir):
-        config = Config.model_validate(segment.header.config)
+        config = config_of(segment.header)
         if segment.records:
             begin_s = segment.records[0].now
             if segment.header.resumed:

@@ -42,6 +42,8 @@ class Summary(msgspec.Struct, frozen=True):
     tokens_per_s: float
     """Response tokens trained a second of train_s."""
     idle_ratio: IdleRatio
+    replicas_time_ratio: dict[str, float]
+    """Share of the replicas' time that each phase of the timeline took."""
     peak_pss_bytes: int | None
     """Largest sum over the run's process tree; none when nobody sampled it."""
     schedule: str
@@ -97,6 +99,9 @@ def summarize(
         idle_ratio=IdleRatio(
             history.timeline.replicas_idle_ratio(begin_s, end_s), history.timeline.trainer_idle_ratio(begin_s, end_s)
         ),
+        replicas_time_ratio={
+            phase.value: ratio for phase, ratio in history.timeline.replicas_time_ratio(begin_s, end_s).items()
+        },
         peak_pss_bytes=peak_pss_bytes,
         schedule=config.schedule.kind,
         paced=paced is not None,

@@ -85,18 +85,22 @@ class Timeline:
             self.trainer[-1].end_s = now
         self.end_s = now
 
-    def replicas_idle_ratio(self, from_s: float, to_s: float) -> float:
-        """Share of the replicas' time up (not starting, lost or down) in which they had nothing to do."""
-        idle_s = up_s = 0.0
+    def replicas_time_ratio(self, from_s: float, to_s: float) -> dict[Phase, float]:
+        """Share of the replicas' time up (not starting, lost or down) that each phase took; none while none was up."""
+        spent_s: dict[Phase, float] = {}
         for place in self.places:
             for interval in reversed(place.intervals):
                 if interval.end_s <= from_s:
                     break
-                if interval.phase not in _REPLICA_AWAY:
+                if isinstance(interval.phase, Phase) and interval.phase is not Phase.STARTING:
                     overlap_s = max(0.0, min(interval.end_s, to_s) - max(interval.start_s, from_s))
-                    up_s += overlap_s
-                    idle_s += overlap_s * (interval.phase is Phase.IDLE)
-        return idle_s / up_s if up_s else 0.0
+                    spent_s[interval.phase] = spent_s.get(interval.phase, 0.0) + overlap_s
+        up_s = sum(spent_s.values())
+        return {phase: spent_s.get(phase, 0.0) / up_s for phase in Phase if phase is not Phase.STARTING} if up_s else {}
+
+    def replicas_idle_ratio(self, from_s: float, to_s: float) -> float:
+        """Share of the replicas' time up in which they had nothing to do."""
+        return self.replicas_time_ratio(from_s, to_s).get(Phase.IDLE, 0.0)
 
     def trainer_s(self, phase: TrainerPhase, from_s: float, to_s: float) -> float:
         """Seconds that the trainer spent in a phase."""
@@ -139,9 +143,6 @@ class Timeline:
             if last.start_s == now:
                 intervals.pop()
         intervals.append(TrainerInterval(now, now, phase, step, index))
-
-
-_REPLICA_AWAY = (Phase.STARTING, Absence.LOST, Absence.DOWN)
 
 
 def _lose(place: Place, now: float) -> None:

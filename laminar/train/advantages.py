@@ -6,8 +6,8 @@ from torch import Tensor
 STD_EPSILON = 1e-6
 
 
-def group_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Each reward standardised within its prompt group (DeepSeekMath, eq. 3).
+def group_advantages(rewards: Tensor, group_ids: Tensor, *, divide_by_std: bool = True) -> Tensor:
+    """Each reward standardised within its prompt group (DeepSeekMath, eq. 3), or only centred (Dr. GRPO).
 
     rewards: [num_trajectories], any real; group_ids: [num_trajectories], int. Returns [num_trajectories].
     Divides by the sample standard deviation (n - 1) plus 1e-6, as verl does. Groups may lack members and be in any
@@ -18,9 +18,10 @@ def group_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     exact = rewards.double()
     mean = _sum_by_group(exact, groups, counts) / counts
     centred = exact - mean[groups]
-    variance = _sum_by_group(centred.square(), groups, counts) / (counts - 1).clamp_min(1)
-    advantages = centred / (variance.sqrt()[groups] + STD_EPSILON)
-    return torch.where(_all_equal(exact, groups, counts)[groups], 0.0, advantages).to(rewards.dtype)
+    if divide_by_std:
+        variance = _sum_by_group(centred.square(), groups, counts) / (counts - 1).clamp_min(1)
+        centred = centred / (variance.sqrt()[groups] + STD_EPSILON)
+    return torch.where(_all_equal(exact, groups, counts)[groups], 0.0, centred).to(rewards.dtype)
 
 
 def equal_reward_ratio(rewards: Tensor, group_ids: Tensor) -> float:

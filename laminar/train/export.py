@@ -10,7 +10,8 @@ from transformers import AutoConfig
 
 from laminar.settings import CONFIG_FILE
 from laminar.train.checkpoint import newest_complete
-from laminar.train.trainer import STATE_FILE, load_model
+from laminar.train.model import load_model
+from laminar.train.trainer import STATE_FILE
 
 COPIED = (
     "generation_config.json",

@@ -1,32 +1,32 @@
 """Trains the policy: one optimizer update for each mini-batch of finished, scored trajectories.
 
-    experiences → advantages by prompt group → micro-batches → loss, gradients → one update → metrics
-                                                                                     ↓
-                                               weights(), probe() ← between steps: publish, save
+    experiences → mini-batch (advantages, weights) → micro-batches → loss, gradients → one update → metrics
+                                                                                          ↓
+                                                    weights(), probe() ← between steps: publish, save
 
-This is one rank. A mini-batch's divisor (its trained tokens) and its plan of micro-batches are known before the first
-forward pass, so ranks that share a mini-batch need to agree on nothing else.
+This is one rank. A mini-batch's weights of tokens and its plan of micro-batches are known before the first forward
+pass, so ranks that share a mini-batch need to agree on nothing else.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from laminar.config import Config, TrainerConfig
+from laminar.config import Config
 from laminar.data.records import Experience
 from laminar.relay.manifest import Probe
-from laminar.train.advantages import equal_reward_ratio, group_advantages
-from laminar.train.diagnostics import ForwardedTokens, batch_metrics, join, policy_metrics
+from laminar.train.diagnostics import ForwardedTokens, batch_metrics, join, k3, mismatch_metrics, policy_metrics
+from laminar.train.frozen import FrozenPolicy
+from laminar.train.learning_rate import learning_rate
 from laminar.train.logprobs import token_logprobs
-from laminar.train.losses.grpo import ClipHigher
+from laminar.train.losses.build import build_loss
 from laminar.train.losses.loss import TokenBatch
-from laminar.train.packing import lay_out, num_tokens, num_trained_tokens, plan_micro_batches
+from laminar.train.mini_batch import MiniBatch, prepare
+from laminar.train.model import build_optimizer, load_model
+from laminar.train.packing import MicroBatch, lay_out, num_tokens, plan_micro_batches
 
-MODEL_TYPES = ("qwen2", "qwen3", "llama")
 NUM_PROBE_TOKENS = 24
 PROBE_TOLERANCE = 1e-4
 STATE_FILE = "trainer.pt"
@@ -44,90 +44,132 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self.version = 0
         self.num_steps_done = 0
-        self._config = config
+        self.config = config
         self.model = load_model(config.model.path)
         self._optimizer = build_optimizer(self.model, config.trainer)
         self._num_updates_done = 0
-        self._loss = ClipHigher(config.trainer.clip_ratio_low, config.trainer.clip_ratio_high)
+        self._loss = build_loss(config.trainer.loss)
+        self._proximal = FrozenPolicy(self.model) if self._loss.needs_proximal else None
+        self._num_updates_done_at_proximal = 0
+        # The initial weights, of a resumed run too: whatever is restored comes later.
+        self._reference = FrozenPolicy(self.model) if config.trainer.kl_coefficient else None
         torch.manual_seed(config.seed)
 
     def train_mini_batch(self, step: int, index: int, experiences: Sequence[Experience]) -> dict[str, float]:
         """Make one optimizer update from whole prompt groups, in any order; returns the mini-batch's metrics.
 
-        step counts from 1, index from 0. The loss is the mean over all trained tokens of the mini-batch. A mini-batch
-        in which no trajectory has an advantage makes no update, and neither does one whose loss or gradient is not
-        finite: the former teaches nothing and would only let Adam forget, the latter is counted in
-        `actor/num_updates_skipped`.
+        step counts from 1, index from 0. A mini-batch in which nothing has a gradient makes no update, and neither
+        does one whose loss or gradient is not finite: the former teaches nothing and would only let Adam forget, the
+        latter is counted in `actor/num_updates_skipped`.
         """
         if not experiences:
             raise ValueError(f"mini-batch {index} of step {step} has no trajectories")
         assert step in (self.num_steps_done, self.num_steps_done + 1), (step, self.num_steps_done)
-        rewards = torch.tensor([experience.score for experience in experiences])
-        groups = torch.tensor([experience.group for experience in experiences])
-        advantages = group_advantages(rewards, groups)
-
+        begins_step = step > self.num_steps_done
+        if begins_step:
+            self._take_proximal()
+        mini_batch = prepare(experiences, self.config, self.version)
         self._optimizer.zero_grad()
-        losses, forwarded = self.accumulate_gradient(experiences, advantages)
-        metrics = batch_metrics(experiences, advantages, self._config.data.prompt_tokens_max)
-        metrics["frac_reward_zero_std"] = equal_reward_ratio(rewards, groups)
-        metrics["actor/pg_loss"] = sum(losses)
+        parts = self.accumulate_gradient(mini_batch)
+        metrics = batch_metrics(mini_batch, self.config.data.prompt_tokens_max) | self._loss_metrics(mini_batch, parts)
         metrics |= self._update(metrics["actor/pg_loss"])
-        metrics |= self._policy_metrics(experiences, forwarded)
+        if parts:
+            tokens = join(parts)
+            metrics |= policy_metrics(tokens, mini_batch)
+            metrics |= mismatch_metrics(tokens, mini_batch) if begins_step else {}
         self.num_steps_done = step
         return metrics
 
-    def accumulate_gradient(
-        self, experiences: Sequence[Experience], advantages: Tensor
-    ) -> tuple[list[float], list[ForwardedTokens]]:
-        """Add the mini-batch's gradient to the parameters'; returns each micro-batch's share of the loss, and tokens.
+    def accumulate_gradient(self, mini_batch: MiniBatch) -> list[ForwardedTokens]:
+        """Add the mini-batch's gradient to the parameters'; returns what each micro-batch's forward pass saw.
 
-        advantages: [num_trajectories]. Neither the order of the experiences nor the micro-batches' budget matters.
+        Neither the order of the experiences nor the micro-batches' budget matters.
         """
-        num_trained = sum(map(num_trained_tokens, experiences))
-        # Without an advantage the gradient is zero: such a trajectory counts in the mean but needs no forward pass.
-        useful = [i for i, advantage in enumerate(advantages.tolist()) if advantage != 0]
-        useful = [i for i in useful if num_trained_tokens(experiences[i])]
-        lengths = [num_tokens(experiences[i]) for i in useful]
-        losses: list[float] = []
-        forwarded: list[ForwardedTokens] = []
-        for planned in plan_micro_batches(lengths, self._config.trainer.micro_batch_tokens_max):
-            micro_batch = lay_out(experiences, [useful[i] for i in planned])
-            logprobs, entropies = token_logprobs(self.model, micro_batch, self._config.rollout.temperature)
-            behaviour, rows = micro_batch.behaviour_logprobs, micro_batch.rows
-            token_loss = self._loss(TokenBatch(logprobs, behaviour, advantages[rows], rows))
-            loss = token_loss.loss.sum() / num_trained
-            loss.backward()
-            losses.append(loss.item())
-            forwarded.append(ForwardedTokens(logprobs.detach(), behaviour, entropies, token_loss.clipped, rows))
-        return losses, forwarded
+        useful = mini_batch.num_trained > 0
+        if self._reference is None:
+            # Without an advantage the gradient is zero: such a trajectory counts in the mean but needs no forward pass.
+            useful &= mini_batch.advantages != 0
+        indices: list[int] = useful.nonzero()[:, 0].tolist()
+        lengths = [num_tokens(mini_batch.experiences[i]) for i in indices]
+        plan = plan_micro_batches(lengths, self.config.trainer.micro_batch_tokens_max)
+        return [
+            self._backward(lay_out(mini_batch.experiences, [indices[i] for i in planned]), mini_batch)
+            for planned in plan
+        ]
+
+    def _backward(self, micro_batch: MicroBatch, mini_batch: MiniBatch) -> ForwardedTokens:
+        logprobs, entropies = token_logprobs(self.model, micro_batch, self.config.rollout.temperature)
+        rows = micro_batch.rows
+        token_loss = self._loss(
+            TokenBatch(
+                policy_logprobs=logprobs,
+                behaviour_logprobs=micro_batch.behaviour_logprobs,
+                proximal_logprobs=self._proximal_logprobs(micro_batch, logprobs.detach()),
+                advantages=mini_batch.advantages[rows],
+                rows=rows,
+            )
+        )
+        reference_kl = self._reference_kl(micro_batch, logprobs)
+        total = token_loss.loss + self.config.trainer.kl_coefficient * reference_kl
+        mini_batch.weighted_sum(total, rows).backward()
+        return ForwardedTokens(
+            policy_logprobs=logprobs.detach(),
+            behaviour_logprobs=micro_batch.behaviour_logprobs,
+            entropies=entropies,
+            loss=token_loss.loss.detach(),
+            clipped=token_loss.clipped,
+            clipped_lower=token_loss.clipped_lower,
+            truncated=token_loss.truncated,
+            reference_kl=reference_kl.detach(),
+            rows=rows,
+        )
+
+    def _take_proximal(self) -> None:
+        if self._proximal is not None:
+            self._proximal.take(self.model)
+            self._num_updates_done_at_proximal = self._num_updates_done
+
+    def _proximal_logprobs(self, micro_batch: MicroBatch, policy_logprobs: Tensor) -> Tensor | None:
+        if self._proximal is None:
+            return None
+        if self._num_updates_done == self._num_updates_done_at_proximal:
+            return policy_logprobs  # no update since: they are the same weights
+        return self._proximal.logprobs(micro_batch, self.config.rollout.temperature)
+
+    def _reference_kl(self, micro_batch: MicroBatch, policy_logprobs: Tensor) -> Tensor:
+        if self._reference is None:
+            return torch.zeros_like(policy_logprobs)
+        return k3(policy_logprobs, self._reference.logprobs(micro_batch, self.config.rollout.temperature))
+
+    def _loss_metrics(self, mini_batch: MiniBatch, parts: Sequence[ForwardedTokens]) -> dict[str, float]:
+        metrics = {
+            "actor/pg_loss": sum(mini_batch.weighted_sum(part.loss, part.rows).item() for part in parts),
+            "actor/pg_clipfrac": 0.0,
+            "actor/pg_clipfrac_lower": 0.0,
+            "actor/forwarded_token_ratio": 0.0,
+        }
+        if self._reference is not None:
+            metrics["actor/kl_loss"] = sum(
+                mini_batch.weighted_sum(part.reference_kl, part.rows).item() for part in parts
+            )
+            metrics["actor/kl_coef"] = self.config.trainer.kl_coefficient
+        return metrics
 
     def _update(self, loss: float) -> dict[str, float]:
         """Apply the accumulated gradient, if there is one and it is finite."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self._config.trainer.grad_norm_max)
+        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.trainer.grad_norm_max)
         finite = bool(torch.isfinite(grad_norm)) and torch.isfinite(torch.tensor(loss)).item()
-        learning_rate = self._learning_rate()
+        rate = learning_rate(self.config, self._num_updates_done)
         if parameters and finite:
-            self._optimizer.param_groups[0]["lr"] = learning_rate
+            self._optimizer.param_groups[0]["lr"] = rate
             self._optimizer.step()
             self._num_updates_done += 1
         return {
             "actor/grad_norm": grad_norm.item(),
-            "actor/lr": learning_rate,
+            "actor/lr": rate,
             "actor/num_updates_skipped": float(not finite),
         }
-
-    def _learning_rate(self) -> float:
-        warmup = self._config.trainer.num_warmup_updates
-        share = min(1.0, (self._num_updates_done + 1) / warmup) if warmup else 1.0
-        return self._config.trainer.learning_rate * share
-
-    def _policy_metrics(self, experiences: Sequence[Experience], parts: list[ForwardedTokens]) -> dict[str, float]:
-        if not parts:
-            return {"actor/pg_clipfrac": 0.0, "actor/forwarded_token_ratio": 0.0}
-        num_trained_per_row = torch.tensor([num_trained_tokens(experience) for experience in experiences])
-        staleness = torch.tensor([self.version - experience.version for experience in experiences])
-        return policy_metrics(join(parts), num_trained_per_row, staleness)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor under its Hugging Face name, tied ones once; they change with the next update."""
@@ -164,29 +206,3 @@ class Trainer:
         self.num_steps_done = state["num_steps_done"]
         self._num_updates_done = state["num_updates_done"]
         torch.set_rng_state(state["rng"])
-
-
-def load_model(path: Path) -> PreTrainedModel:
-    """The policy in float32. Raises ValueError for a folder that holds no model of a kind that Laminar serves."""
-    if not (path / "config.json").is_file():
-        raise ValueError(f"model.path={path} has no config.json; name the folder of a Hugging Face model")
-    model_type = AutoConfig.from_pretrained(path, local_files_only=True).model_type
-    if model_type not in MODEL_TYPES:
-        raise ValueError(f"model.path={path} is of type {model_type!r}; Laminar trains {', '.join(MODEL_TYPES)}")
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-    )
-    # A padding id may be a real token (the stop token, often), and an embedding's padding_idx gets no gradient.
-    model.get_input_embeddings().padding_idx = None
-    # Evaluation mode for good: dropout would give fresh data a ratio other than 1.
-    return model.eval()
-
-
-def build_optimizer(model: PreTrainedModel, config: TrainerConfig) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=config.learning_rate,
-        betas=config.adam_betas,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )

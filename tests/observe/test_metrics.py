@@ -92,18 +92,3 @@ def test_control_metrics_of_a_run_agree_with_its_history(tmp_path: Path):
             values["timing_s/step"], abs=0.6 if step.step == 1 else 1e-9
         )
         assert 0.0 <= (values["rollout/idle_ratio"] or 0.0) <= 1.0
-
-
-def test_the_trainers_metrics_are_listed():
-    torch = pytest.importorskip("torch")
-    from laminar.train.diagnostics import ForwardedTokens, policy_metrics
-
-    tokens = ForwardedTokens(
-        policy_logprobs=torch.tensor([-1.0, -2.0]),
-        behaviour_logprobs=torch.tensor([-1.1, -1.9]),
-        entropies=torch.tensor([0.5, 0.4]),
-        clipped=torch.tensor([True, False]),
-        rows=torch.tensor([0, 1]),
-    )
-    names = policy_metrics(tokens, torch.tensor([1, 1]), torch.tensor([0, 7]))
-    assert [name for name in names if not is_listed(name)] == []

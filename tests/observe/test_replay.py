@@ -95,3 +95,14 @@ def test_a_folder_without_a_log_is_refused(tmp_path: Path):
     for read in (replay, restore):
         with pytest.raises(ValueError, match="holds no event log"):
             read(tmp_path)
+
+
+def test_a_run_with_settings_that_are_no_more_is_named_with_the_version_that_wrote_it(run: RecordedRun):
+    run.go()
+    path = log_files(run.run_dir)[0]
+    header, *lines = path.read_bytes().split(b"\n")
+    opening = msgspec.json.decode(header)
+    opening["config"]["trainer"]["clip_ratio_low"] = 0.2
+    path.write_bytes(b"\n".join([msgspec.json.encode(opening), *lines]))
+    with pytest.raises(ValueError, match=r"was written by Laminar .*\(trainer\.clip_ratio_low\); use the version"):
+        replay(run.run_dir)

@@ -114,6 +114,10 @@ def test_idle_ratio_counts_only_the_time_up(state: ClusterState, timeline: Timel
     assert timeline.replicas_idle_ratio(0.0, 10.0) == pytest.approx(4 / 14)
     assert timeline.replicas_idle_ratio(8.0, 10.0) == pytest.approx(0.5)
     assert timeline.replicas_idle_ratio(0.0, 6.0) == 0.0
+    ratios = timeline.replicas_time_ratio(0.0, 10.0)
+    assert ratios["idle"] == pytest.approx(4 / 14)
+    assert sum(ratios.values()) == pytest.approx(1.0)
+    assert "starting" not in ratios
 
 
 def test_trainer_idle_ratio_is_its_waiting(state: ClusterState, timeline: Timeline):

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from laminar.data.records import Experience, Response
-from laminar.train.advantages import group_advantages
+from laminar.train.mini_batch import prepare
 from laminar.train.packing import num_trained_tokens
 from laminar.train.trainer import Trainer
 
@@ -19,7 +19,7 @@ def with_score(experience: Experience, score: float) -> Experience:
 
 
 def naive_loss(trainer: Trainer, experiences: list[Experience], temperature: float) -> float:
-    """GRPO clip-higher, one Python float at a time, one unpadded row at a time."""
+    """GRPO clip-higher with its dual clip, one Python float at a time, one unpadded row at a time."""
     total, num_tokens = 0.0, 0
     for experience in experiences:
         members = [other.score for other in experiences if other.group == experience.group]
@@ -35,16 +35,15 @@ def naive_loss(trainer: Trainer, experiences: list[Experience], temperature: flo
             row = logits[len(experience.prompt_token_ids) + k - 1] / temperature
             policy = row[token_id].item() - math.log(sum(math.exp(logit) for logit in row.tolist()))
             ratio = math.exp(policy - experience.response.logprobs[k])
-            total -= min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+            loss = -min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage)
+            total += min(loss, 3 * abs(advantage)) if advantage < 0 else loss
             num_tokens += 1
     return total / num_tokens
 
 
 def gradients(trainer: Trainer, experiences: list[Experience]) -> list[torch.Tensor]:
     trainer.model.zero_grad()
-    rewards = torch.tensor([experience.score for experience in experiences])
-    groups = torch.tensor([experience.group for experience in experiences])
-    trainer.accumulate_gradient(experiences, group_advantages(rewards, groups))
+    trainer.accumulate_gradient(prepare(experiences, trainer.config, trainer.version))
     return [parameter.grad.clone() for parameter in trainer.model.parameters()]
 
 
@@ -121,6 +120,7 @@ def test_loss_equals_a_naive_loop(stale_batch):
     expected = naive_loss(trainer, experiences, 0.8)
     metrics = trainer.train_mini_batch(3, 0, experiences)
     assert metrics["actor/pg_clipfrac"] > 0.01
+    assert metrics["actor/pg_clipfrac_lower"] > 0.001
     assert metrics["actor/forwarded_token_ratio"] < 0.9
     assert metrics["actor/pg_loss"] == pytest.approx(expected, abs=1e-6)
 

@@ -3,31 +3,63 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The trained tokens of a micro-batch (loss_mask 1), laid end to end, so that no loss ever sees padding."""
+    """The trained tokens of a micro-batch (loss_mask 1), laid end to end, so that no loss ever sees padding.
+
+    All [num_tokens]. A trajectory's tokens are all there: micro-batches never cut one in two.
+    """
 
     policy_logprobs: Tensor
-    """[num_tokens], nats, under the weights being trained; the gradient flows through it."""
+    """Nats, under the weights being trained; the gradient flows through it."""
     behaviour_logprobs: Tensor
-    """[num_tokens], nats, as the engine recorded them while it sampled; never recomputed by the trainer."""
+    """Nats, as the engine recorded them while it sampled; never recomputed by the trainer."""
+    proximal_logprobs: Tensor | None
+    """Nats, under the weights that the step began with; none unless the loss asks for them (`needs_proximal`)."""
     advantages: Tensor
-    """[num_tokens]; each token has its trajectory's."""
+    """Each token has its trajectory's."""
     rows: Tensor
-    """[num_tokens], int: which trajectory a token belongs to; for losses with a ratio a sequence."""
+    """Int: which trajectory a token belongs to; for losses with a ratio a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
+    """All [num_tokens]."""
+
     loss: Tensor
-    """[num_tokens]. The caller sums it and divides by all trained tokens of the mini-batch, so a loss cannot depend
-    on how the mini-batch was split."""
+    """The caller weighs and sums it (laminar/train/aggregation.py), so a loss cannot depend on how the mini-batch was
+    split."""
     clipped: Tensor
-    """[num_tokens], bool: the clip took this token's gradient away."""
+    """Bool: the clip took this token's gradient away."""
+    clipped_lower: Tensor
+    """Bool: the dual clip did, for its advantage is negative and its ratio far above 1."""
+    truncated: Tensor
+    """Bool: its importance weight was above the maximum, and was cut or left out."""
 
 
 class Loss(Protocol):
+    needs_proximal: bool
+    """Whether TokenBatch must have proximal log-probs, which cost a second copy of the weights and a forward pass."""
+
     def __call__(self, tokens: TokenBatch) -> TokenLoss: ...
+
+
+def ratio_of(numerator_logprobs: Tensor, denominator_logprobs: Tensor) -> Tensor:
+    """Not clamped: one that overflows, 88 nats in float32, is a damaged log-prob, and its update is better skipped."""
+    return torch.exp(numerator_logprobs - denominator_logprobs)
+
+
+def none_of(values: Tensor) -> Tensor:
+    """False for every token."""
+    return torch.zeros_like(values, dtype=torch.bool)
+
+
+def sum_over_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """For every token, the sum over its trajectory's tokens, and their number; both [num_tokens]."""
+    _, row_of, counts = rows.unique(return_inverse=True, return_counts=True)
+    sums = values.new_zeros(len(counts)).index_add(0, row_of, values)
+    return sums[row_of], counts[row_of]
