@@ -39,10 +39,14 @@ class VllmProcess:
         self.stepped = asyncio.Event()
         self.death: str | None = None
         self._folder = VllmFolder()
-        with _temporary_files_in(str(self._folder.path)):
-            self.llm = AsyncLLM.from_engine_args(
-                arguments, stat_loggers=[stat_logger(self.stats, on_step=self.stepped.set)]
-            )
+        try:
+            with _temporary_files_in(str(self._folder.path)):
+                self.llm = AsyncLLM.from_engine_args(
+                    arguments, stat_loggers=[stat_logger(self.stats, on_step=self.stepped.set)]
+                )
+        except BaseException:
+            self._folder.close()
+            raise
         self._dead = asyncio.Event()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
