@@ -8,13 +8,13 @@ Simulated: the same configuration, with what only a run can tell (lengths, calls
 import argparse
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from laminar.control.trajectory_state import TrajectoryState
 from laminar.observe.event_log import segments
 from laminar.observe.replay import plane_of
+from laminar.observe.run_folder import read_run
 from scripts.predict_tools import Measured, measure, predict
 from scripts.quickstart_runs import RUNS, markdown_table, run_quickstart
 
@@ -59,6 +59,7 @@ class Shares(msgspec.Struct, frozen=True):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--tabulate", action="store_true", help="start nothing; read the runs that are there")
     parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that differ from the comparison's")
     arguments = parser.parse_args()
     rows: list[list[str]] = []
@@ -67,21 +68,22 @@ def main() -> None:
         for schedule in SCHEDULES:
             name = f"compare_tools/{schedule}-{seed}"
             overrides = [f"seed={seed}", f"schedule.kind={schedule}", *COMMON, *arguments.overrides]
-            summary = run_quickstart(name, *overrides, config=CONFIG)
+            if not arguments.tabulate:
+                run_quickstart(name, *overrides, config=CONFIG)
             measured = measured or measure(RUNS / name)
-            rows.append([str(seed), schedule, *live(summary, RUNS / name), *predict(RUNS / name, measured)])
+            rows.append([str(seed), schedule, *live(RUNS / name), *predict(RUNS / name, measured)])
             print(rows[-1], flush=True)
     print(markdown_table(HEADER, rows))
 
 
-def live(summary: dict[str, Any], run_dir: Path) -> list[str]:
-    idle, shares = summary["idle_ratio"], shares_of(run_dir)
+def live(run_dir: Path) -> list[str]:
+    summary, shares = read_run(run_dir).summary, shares_of(run_dir)
     return [
-        f"{summary['train_s']:.0f}",
-        f"{summary['tokens_per_s']:,.0f}",
-        f"{idle['replicas']:.2f}",
+        f"{summary.train_s:.0f}",
+        f"{summary.tokens_per_s:,.0f}",
+        f"{summary.idle_ratio.replicas:.2f}",
         f"{shares.not_decoding:.2f}",
-        f"{idle['trainer']:.2f}",
+        f"{summary.idle_ratio.trainer:.2f}",
         f"{shares.at_tool:.2f}",
     ]
 
