@@ -32,6 +32,10 @@ slow, moves become rare instead of breaking what still flows."""
 
 def take_in_start(state: ClusterState, machine: MachineId, now: float) -> Iterator[AnyCommand]:
     """A relay is up: it joins at the end, so that nobody else's upstream changes; before the first version, by id."""
+    known = state.relays.get(machine)
+    if known is not None and known.started:
+        state.counters.num_late_messages += 1
+        return
     state.relays[machine] = Relay(machine, heard_at_s=now, started=True)
     chain = [*(m for m in state.chain if m != machine), machine]
     note_progress(state, now)

@@ -104,7 +104,7 @@ class ControlPlane:
             case Scored():
                 yield from scoring.take_in(state, config, event, now)
             case TrainerStarted():
-                if self._is_trainer(event.attempt):
+                if self._is_trainer(event.attempt, TrainerPhase.STARTING):
                     yield from self._take_in_trainer(event, now)
             case MiniBatchTrained():
                 if self._was_pending(event.command):
@@ -162,7 +162,7 @@ class ControlPlane:
 
     def _take_in_replica(self, event: ReplicaStarted, now: float) -> None:
         replica = self.state.replicas.get(event.replica)
-        if replica is None:
+        if replica is None or replica.started:
             self.state.counters.num_late_messages += 1
             return
         replica.started, replica.heard_at_s = True, now
@@ -268,9 +268,10 @@ class ControlPlane:
         if (relay := self.state.relays.get(machine)) and version in relay.complete:
             relay.complete.remove(version)
 
-    def _is_trainer(self, attempt: int) -> bool:
-        """Whether news is of the trainer that is there now, not of one that was given up."""
-        if attempt != self.state.trainer.attempt:
+    def _is_trainer(self, attempt: int, phase: TrainerPhase | None = None) -> bool:
+        """Whether news is of the trainer that is there now, in this phase, not of one that was given up."""
+        trainer = self.state.trainer
+        if attempt != trainer.attempt or phase not in (None, trainer.phase):
             self.state.counters.num_late_messages += 1
             return False
         return True

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -18,14 +17,11 @@ def test_a_rank_that_dies_brings_the_trainer_back_to_its_checkpoint_and_the_run_
     run = Run(tmp_path / "run", "trainer.num_steps=8", "trainer.num_ranks=2")
     run.wait_for("a checkpoint and a step beyond", lambda: len(run.events("MiniBatchTrained")) >= 6)
     processes = run.processes()
-    killed_at = time.monotonic()
     os.kill(actor_processes(run, "TrainerActor")[1].pid, signal.SIGKILL)
     run.wait_for("its loss", lambda: bool(run.events("TrainerLost")))
-    seen_s = time.monotonic() - killed_at
     processes += run.processes()
     output = run.wait()
     assert run.status == 0, output
-    assert seen_s < 3.0, "its death is seen within a second, and read from the log a little later"
     summary = run.summary()
     assert summary["num_trainers_lost"] == 1
     assert summary["num_replicas_lost"] == summary["num_relays_lost"] == 0
