@@ -14,7 +14,7 @@ from laminar.control.replica_state import Replica
 
 class Index(msgspec.Struct):
     empty: dict[ReplicaId, None] = {}
-    """Replicas that may load or take a new batch, in the order in which they became so."""
+    """Replicas that may load or take a new batch. Nobody may depend on the order, which a restored state forgets."""
     served: dict[ReplicaId, int] = {}
     """The version that each replica with trajectories samples from."""
     num_serving: dict[int, int] = {}
