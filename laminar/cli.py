@@ -1,4 +1,4 @@
-"""The command line: laminar run | config | replay | report | export | bench."""
+"""The command line: laminar run | sim | chaos | config | replay | report | export | bench."""
 
 import argparse
 import os
@@ -33,7 +33,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Overrides may stand before and after the options, which argparse alone does not allow."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and (arguments.command != "run" or any(word.startswith("-") for word in rest)):
+    if rest and (arguments.command not in ("run", "sim") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         arguments.overrides += rest
@@ -55,6 +55,25 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--resume", action="store_true", help="go on with the run in run_dir")
     kind.add_argument("--fresh", action="store_true", help="move the run that is in run_dir aside")
     run.set_defaults(do=_run)
+
+    sim = commands.add_parser("sim", help="run a configuration on simulated accelerators")
+    sim.add_argument("config", type=Path, nargs="?", help="YAML file; its `simulation` section says what to simulate")
+    sim.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that differ from the file")
+    sim.add_argument("--schedules", metavar="a,b", help="which to compare; without it all of them")
+    sim.add_argument(
+        "--published", metavar="SERIES", help="instead: the published runs of 7B_math, 32B_math or 72B_math"
+    )
+    sim.add_argument("--out", type=Path, help="folder for event logs, summaries and reports, as live runs write them")
+    sim.add_argument("--json", action="store_true", help="one JSON object a schedule, or a published run")
+    sim.set_defaults(do=_sim)
+
+    chaos = commands.add_parser("chaos", help="look for a fault that breaks the control plane, in simulation")
+    chaos.add_argument("config", type=Path, nargs="?", help="YAML file to simulate; without it a small cluster")
+    chaos.add_argument("--seeds", type=int, default=100, metavar="N", help="scenarios to try (default 100)")
+    chaos.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one's seed (default 0)")
+    chaos.add_argument("--scenario", type=Path, metavar="FILE", help="run this scenario again instead")
+    chaos.add_argument("--json", action="store_true", help="one JSON object a seed")
+    chaos.set_defaults(do=_chaos)
 
     config = commands.add_parser("config", help="list every setting, its default, unit and meaning")
     config.set_defaults(do=_config)
@@ -88,6 +107,33 @@ def _run(arguments: argparse.Namespace) -> int:
     from laminar.run import run
 
     return run(config, resume=arguments.resume, fresh=arguments.fresh)
+
+
+def _sim(arguments: argparse.Namespace) -> int:
+    if arguments.published is not None:
+        from laminar.sim.reproduce import reproduce
+
+        if (arguments.config, arguments.schedules, arguments.out) != (None, None, None):
+            raise ValueError("--published has configurations of its own; give either it or a CONFIG with its options")
+        return reproduce(arguments.published, as_json=arguments.json)
+    if arguments.config is None:
+        raise ValueError("name a CONFIG (configs/sim_32b_128.yaml is one), or --published SERIES")
+    from laminar.sim.compare import compare, parse_schedules
+
+    config = load_config(arguments.config, arguments.overrides)
+    return compare(config, parse_schedules(arguments.schedules), as_json=arguments.json, out=arguments.out)
+
+
+def _chaos(arguments: argparse.Namespace) -> int:
+    from laminar.sim.hunt import default_config, hunt, rerun
+
+    if arguments.seeds < 1:
+        raise ValueError(f"--seeds {arguments.seeds}: at least one is needed")
+    config = default_config() if arguments.config is None else load_config(arguments.config, ())
+    if arguments.scenario is not None:
+        return rerun(config, arguments.scenario, as_json=arguments.json)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    return hunt(config, seeds, as_json=arguments.json)
 
 
 def _config(arguments: argparse.Namespace) -> int:

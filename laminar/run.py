@@ -35,7 +35,7 @@ from laminar.observe.replay import restore
 from laminar.rollout.build import start_environment
 from laminar.rollout.engines.vllm_setup import refuse_without_vllm
 from laminar.settings import CONFIG_FILE
-from laminar.train.checkpoint import Checkpoint, newest_complete
+from laminar.train.checkpoint import CHECKPOINTS_FOLDER, Checkpoint, newest_complete
 
 JOURNAL_FILE = "journal.sqlite"
 ONE_SIGNAL_S = 1.0
@@ -178,7 +178,7 @@ def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop")
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
-        session.refuse_too_few_gpus(config.engine.num_gpus, num_replicas=config.rollout.num_replicas)
+        session.refuse_too_few_gpus(config)
         stop.check()
         registry.add_descendants()
         if session.folder is not None:
@@ -294,7 +294,7 @@ def _start(config: Config, num_prompts: int, num_evaluation_prompts: int, *, res
             "resume with the same files and the same data.* settings"
         )
     _check_same(restored.config, config)
-    checkpoint = newest_complete(run_dir / "checkpoints")
+    checkpoint = newest_complete(run_dir / CHECKPOINTS_FOLDER)
     step = checkpoint.step if checkpoint is not None else 0
     if step < restored.state.trainer.saved_step:
         raise ValueError(

@@ -59,24 +59,26 @@ def _section_of(setting: Setting) -> str:
 
 
 def _merged(settings: Iterator[Setting]) -> list[Setting]:
-    """What several kinds of a tagged union have: one row, with every default and meaning that differs."""
-    merged: dict[str, Setting] = {}
+    """What several kinds of a tagged union have is one row, with all the defaults and meanings that there are."""
+    rows: dict[str, list[Setting]] = {}
     for setting in settings:
-        first = merged.get(setting.name)
-        merged[setting.name] = _merge(first, setting) if first else setting
-    return list(merged.values())
+        rows.setdefault(setting.name, []).append(setting)
+    return [_merge(same) for same in rows.values()]
 
 
-def _merge(first: Setting, other: Setting) -> Setting:
-    if first.name.endswith(".kind"):
-        kinds = {"type": f"{first.type} | {other.type}", "meaning": "One of the above."}
-        return first.model_copy(update=kinds)
-    differing = {
-        name: f"{getattr(first, name)} / {getattr(other, name)}"
-        for name in ("type", "default", "meaning")
-        if getattr(first, name) != getattr(other, name)
-    }
-    return first.model_copy(update=differing)
+def _merge(same: list[Setting]) -> Setting:
+    def all_of(texts: Iterator[str]) -> str:
+        return " / ".join(dict.fromkeys(texts))
+
+    if len(same) > 1 and same[0].name.endswith(".kind"):
+        kinds = " | ".join(setting.type for setting in same)
+        return same[0].model_copy(update={"type": kinds, "meaning": "One of the above."})
+    return Setting(
+        name=same[0].name,
+        type=all_of(setting.type for setting in same),
+        default=all_of(setting.default for setting in same),
+        meaning=all_of(setting.meaning for setting in same),
+    )
 
 
 def _told_of(section: str) -> str:

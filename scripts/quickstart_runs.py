@@ -16,12 +16,17 @@ RUNS = ROOT / "runs"
 DEADLINE_S = 1200.0
 
 
-def run_quickstart(name: str, *overrides: str, kill_replica_at_step: int | None = None) -> dict[str, Any]:
+def run_quickstart(
+    name: str,
+    *overrides: str,
+    config: str = "configs/quickstart.yaml",
+    kill_replica_at_step: int | None = None,
+) -> dict[str, Any]:
     """One run in runs/<name>; returns its summary. A run that fails raises, with its last words.
 
     kill_replica_at_step: `kill -9` one of the replicas as soon as this step is done.
     """
-    command = [sys.executable, "-m", "laminar", "run", "configs/quickstart.yaml", "--fresh", f"run_dir=runs/{name}"]
+    command = [sys.executable, "-m", "laminar", "run", config, "--fresh", f"run_dir=runs/{name}"]
     log = RUNS / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as output:

@@ -226,7 +226,7 @@ def test_the_example_leads_an_episode_through_both_tries(
     (tokens,) = episode.take_unreported()
     unsampled = [token for token, mask in zip(tokens.token_ids, tokens.loss_mask, strict=True) if not mask]
     assert unsampled == ([] if second is None else list(prompt.token_ids))
-    compute_score = load_compute_score(f"{example}/second_try.py:compute_score")
+    compute_score = load_compute_score(f"{example}/second_try.py:SecondTry")
     solution = text_decoder(WARM, skip_special_tokens=True)(tokens.token_ids)
     assert compute_score("second_try", solution, prompt.ground_truth, prompt.extra_info) == score
 

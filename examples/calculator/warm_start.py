@@ -126,7 +126,7 @@ def respond(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problem
     prompt = encode(tokenizer, problem.prompt)
     token_ids, cache, fed = list(prompt), None, list(prompt)
     while len(token_ids) < len(prompt) + RESPONSE_TOKENS_MAX:
-        step = model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True)
+        step = model(input_ids=torch.tensor([fed]), cache=cache, use_cache=True)
         token_id = int(torch.multinomial(step.logits[0, -1].softmax(-1), 1))
         cache, fed = step.past_key_values, [token_id]
         if token_id == stop:

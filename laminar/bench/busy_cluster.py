@@ -98,6 +98,7 @@ class BusyCluster:
             case m.Publish():
                 self._publish(command)
             case m.SaveCheckpoint():
+                self._send(0.1, m.CheckpointCopied(command.id, command.step))
                 self._send(0.5, m.CheckpointSaved(command.id, command.step))
             case m.SetChain():
                 self._chain = command.machines
@@ -105,8 +106,8 @@ class BusyCluster:
                 self._at(1.0, lambda: self._arrive(command.machine, command.version))
             case m.RetainVersions() | m.Forget():
                 pass
-            case m.EndRun():
-                raise AssertionError(f"the stream ended too early: {command.cause}")
+            case m.StartTrainer() | m.EndRun():
+                raise AssertionError(f"nothing makes control order this here: {command.cause}")
             case _:
                 assert_never(command)
 

@@ -1,8 +1,8 @@
 """Measures how fast the control plane decides at full size: 256 replicas, 16,384 trajectories on them, one core.
 
 A virtual cluster (busy_cluster.py) answers the commands; only `ControlPlane.handle` is timed, event by event, garbage
-collection included. `plan_repack` is timed by itself, on tails that nearly all fit, that differ in version, and that fit
-nowhere, which takes it longest.
+collection included. `plan_repack` is timed by itself, on tails that nearly all fit, that differ in version, and that
+fit nowhere, which takes it longest.
 """
 
 import argparse
@@ -137,7 +137,7 @@ def _tails(shape: str, chance: random.Random) -> list[Replica]:
 
 
 def _config(schedule: ScheduleConfig) -> Config:
-    """128 machines with 2 replicas of 4 GPUs each; a step is 1,024 prompts of 16 trajectories, twice the Laminar paper's."""
+    """128 machines with 2 replicas of 4 GPUs each; a step is 1,024 prompts of 16, twice the Laminar paper's."""
     unused = Path("unused")
     return Config(
         model=ModelConfig(path=unused),

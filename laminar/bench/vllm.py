@@ -94,7 +94,7 @@ async def _measure(folder: Path, leased: LeasedVersion, num_pairs: int, *, as_js
     await worker.load(CommandId(0), leased.manifest.version)
     try:
         for batch in BATCHES:
-            pairs = [await _run_pair(engine, worker, batch) for _ in range(num_pairs + 1)]
+            pairs = [await _run_pair(engine, worker, batch, index) for index in range(num_pairs + 1)]
             # The first pair warms both up.
             _print(_compare(batch, pairs[1:]), as_json=as_json)
         _print(await _measure_loads(engine, leased), as_json=as_json)
@@ -102,8 +102,12 @@ async def _measure(folder: Path, leased: LeasedVersion, num_pairs: int, *, as_js
         await worker.close()
 
 
-async def _run_pair(engine: VllmEngine, worker: RolloutWorker, batch: int) -> tuple["Spent", "Spent"]:
+async def _run_pair(engine: VllmEngine, worker: RolloutWorker, batch: int, index: int) -> tuple["Spent", "Spent"]:
+    """The replica's, then the plain one's; which goes first changes from pair to pair."""
     requests = _make_requests(batch)
+    if index % 2:
+        plain = await _timed(_run_plain(engine, requests))
+        return await _timed(_run_replica(worker, requests)), plain
     return await _timed(_run_replica(worker, requests)), await _timed(_run_plain(engine, requests))
 
 

@@ -6,6 +6,7 @@ happen inside, so that the driver and light actors do not pay for them.
 
 import asyncio
 import os
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -169,30 +170,55 @@ class RelayActor:
 
 
 class TrainerActor:
-    """The trainer's one rank and its publisher. `set_master` runs beside training (concurrency group "links")."""
+    """One rank of the trainer, and the publisher of what it holds. Every call goes to all ranks, in the same order.
 
-    def __init__(self, config: Config, secrets: RunSecrets, restore_from: Path | None) -> None:
+    Beside training (concurrency groups): "links", "watch", "checkpoint".
+    """
+
+    def __init__(self, rank: int, host: str, config: Config, secrets: RunSecrets) -> None:
+        self._rank = rank
+        self._host = host
         self._config = config
         self._secrets = secrets
-        self._restore_from = restore_from
+        self._closed = threading.Event()
 
     def pid(self) -> int:
         return os.getpid()
 
-    def start(self) -> int:
+    def rendezvous(self) -> tuple[str, int] | None:
+        """Of rank 0: open the place where the ranks meet; none if there is nobody to meet."""
+        from laminar.train.ranks import Rendezvous, must_join
+
+        if not must_join(self._config.trainer):
+            return None
+        self._rendezvous = Rendezvous(self._host, self._config.trainer, self._config.faults.start_deadline_s)
+        return self._rendezvous.address
+
+    def start(self, address: tuple[str, int] | None, restore_from: Path | None) -> int:
         """Returns the step whose weights it holds."""
         import torch
 
         from laminar.relay.publish import Publisher
+        from laminar.train.checkpoint import CHECKPOINTS_FOLDER
+        from laminar.train.ranks import ALONE, join
+        from laminar.train.saver import Saver
         from laminar.train.trainer import Trainer
 
         torch.set_num_threads(1)
-        self._trainer = Trainer(self._config)
-        if self._restore_from is not None:
-            self._trainer.restore(self._restore_from)
-        self._publisher = Publisher(self._secrets.run_id, self._secrets.token, self._config.relay)
+        config, deadline_s = self._config, self._config.faults.start_deadline_s
+        ranks = ALONE
+        if address is not None:
+            ranks = join(address, self._rank, config.trainer, host=self._host, start_deadline_s=deadline_s)
+        self._trainer = Trainer(config, ranks)
+        if restore_from is not None:
+            self._trainer.restore(restore_from)
+        self._saver = Saver(config.run_dir / CHECKPOINTS_FOLDER, config.checkpoint.num_kept, ranks)
+        secrets, num_ranks = self._secrets, ranks.num_ranks
+        self._publisher = Publisher(secrets.run_id, secrets.token, config.relay, rank=self._rank, num_ranks=num_ranks)
         # Fixes the layout and pre-faults the memory, so that the first hand-over costs a copy like the others.
-        self._publisher.prepare(self._trainer.weights(), dtype=torch.float32)
+        self._publisher.prepare(
+            self._trainer.held_weights(), dtype=self._trainer.publish_dtype, rows=self._trainer.held_rows()
+        )
         return self._trainer.num_steps_done
 
     @ray.method(concurrency_group="links")
@@ -206,34 +232,42 @@ class TrainerActor:
         report = SenderReport(status.version, status.num_bytes, status.master_is_lost)
         return report, self._publisher.sender_events()
 
+    @ray.method(concurrency_group="watch")
+    def until_closed(self) -> None:
+        """Whoever waits for it hears of this process's death at once, also while nothing is asked of it."""
+        self._closed.wait()
+
     def train_mini_batch(self, step: int, index: int, experiences: Sequence[Experience]) -> dict[str, float]:
         return self._trainer.train_mini_batch(step, index, experiences)
 
     def publish(self, version: int, step: int, num_relays: int) -> float:
         """Returns the stall in seconds: the copy into host memory, and the wait for the one before, if any."""
-        import torch
-
         stall_s = self._publisher.hand_over(
-            self._trainer.weights(),
+            self._trainer.held_weights(),
             version=version,
             step=step,
             probe=self._trainer.probe(),
-            dtype=torch.float32,
+            dtype=self._trainer.publish_dtype,
             num_relays=num_relays,
         )
         self._trainer.version = version
         return stall_s
 
-    def save(self, step: int) -> bool:
-        from laminar.train.checkpoint import prune, save_complete
+    def begin_save(self, step: int) -> bool:
+        """Copy the state; it is written while training goes on."""
+        self._saver.begin(step, self._trainer.state())
+        return True
 
-        root = self._config.run_dir / "checkpoints"
-        save_complete(root, step, self._trainer.save)
-        prune(root, self._config.checkpoint.num_kept)
+    @ray.method(concurrency_group="checkpoint")
+    def finish_save(self) -> bool:
+        """Wait until what was begun is complete on disk; raises what kept it from that."""
+        self._saver.finish()
         return True
 
     def close(self) -> None:
+        self._closed.set()
         self._publisher.close()
+        self._saver.close()
         exit_actor()
 
 

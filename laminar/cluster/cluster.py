@@ -15,18 +15,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
-from laminar.cluster.actors import RelayActor, RolloutActor, RunSecrets, TrainerActor
+from laminar.cluster.actors import RelayActor, RolloutActor, RunSecrets
 from laminar.cluster.member import Member, cause_of, quietly
 from laminar.cluster.payload import Payload
 from laminar.cluster.processes import ProcessRegistry
 from laminar.cluster.ray_session import RaySession
 from laminar.cluster.rewards import RewardWorkers
 from laminar.cluster.sandboxes import SandboxWorkers
+from laminar.cluster.trainer_ranks import RankFailed, TrainerRanks
 from laminar.config import Config
 from laminar.control import messages as m
-from laminar.relay.happenings import VersionSent
+from laminar.train.checkpoint import CHECKPOINTS_FOLDER, newest_complete
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class Cluster:
         self._registry = registry
         self._sink = sink
         self._restore_from = restore_from
+        self._checkpoints = config.run_dir / CHECKPOINTS_FOLDER
         self._epoch_s = time.monotonic() - start_s
         self._queue: asyncio.Queue[tuple[float, m.AnyEvent] | BaseException] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,8 +75,7 @@ class Cluster:
         self._relays: dict[m.MachineId, Member] = {}
         self._rewards = RewardWorkers(config, session, registry, self._spawn, self._fail_start)
         self._sandboxes = SandboxWorkers(config, session, secrets, registry, self._spawn, self._fail_start)
-        self._trainer: Member | None = None
-        self._trainer_is_up = False
+        self._trainer: TrainerRanks | None = None
         self._chain: m.SetChain | None = None
         self._retained: tuple[int, ...] = ()
 
@@ -86,7 +87,7 @@ class Cluster:
             self._start_relay(machine.id)
             self._rewards.start(machine)
             self._sandboxes.start(machine)
-        self._spawn(self._start_trainer())
+        self._start_trainer(0, self._restore_from)
         self._spawn(self._tick())
 
     async def events(self) -> AsyncIterator[tuple[float, m.AnyEvent]]:
@@ -110,7 +111,7 @@ class Cluster:
             task.cancel()
         members = [*self._replicas.values(), *self._relays.values(), *self._rewards.members, *self._sandboxes.members]
         if self._trainer is not None:
-            members.append(self._trainer)
+            members += self._trainer.members
         closing = [asyncio.ensure_future(member.leaves()) for member in members]
         if not closing:
             return
@@ -130,6 +131,9 @@ class Cluster:
                 self._stop_replica(command.replica)
             case m.StartRelay():
                 self._start_relay(command.machine)
+            case m.StartTrainer():
+                newest = newest_complete(self._checkpoints)
+                self._start_trainer(command.attempt, newest.folder if newest is not None else None)
             case m.Load():
                 self._tell_replica(
                     command.replica, lambda actor: actor.load.remote(command.id, command.version, command.interrupt)
@@ -235,9 +239,10 @@ class Cluster:
         for position, relay in enumerate(relays, start=1):
             address = relays[position].address if position < len(relays) else None
             self._spawn(quietly(relay.actor.set_next.remote(address, self._chain.id)))
-        if self._trainer is not None and self._trainer_is_up:
+        if self._trainer is not None and self._trainer.is_up:
             master = relays[0].address if relays else None
-            self._spawn(quietly(self._trainer.actor.set_master.remote(master, self._chain.id)))
+            for rank in self._trainer.members:
+                self._spawn(quietly(rank.actor.set_master.remote(master, self._chain.id)))
 
     def _fetch(self, command: m.Fetch) -> None:
         source, target = self._relays.get(command.source), self._relays.get(command.machine)
@@ -249,46 +254,40 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------- trainer
 
-    async def _start_trainer(self) -> None:
-        # Beside the driver, whose folder holds the checkpoints.
-        machine = next((m for m in self._session.machines if m.is_local), self._session.machines[0])
-        actor = self._session.place(TrainerActor, machine, concurrency_groups={"links": 1}).remote(
-            self._config, self._secrets, self._restore_from
-        )
-        self._trainer = Member(actor, machine)
-        try:
-            await self._trainer.register(self._registry)
-            step = await actor.start.remote()
-        except RayError as error:
-            self._emit(m.TrainerLost(cause_of(error)))
-            return
-        # The last to come up, and by then Ray's agents, which nobody announces, are there too.
-        self._registry.add_descendants()
-        self._trainer_is_up = True
-        if self._chain is not None:
-            self._link_chain()
-        self._emit(m.TrainerStarted(step))
-        self._spawn(self._listen_to_sender(actor))
+    def _start_trainer(self, attempt: int, restore_from: Path | None) -> None:
+        if self._trainer is not None:
+            self._trainer.end()
+        self._trainer = TrainerRanks(self._config, self._session, self._secrets, attempt)
+        self._spawn(self._lead_trainer(self._trainer, restore_from))
 
-    async def _listen_to_sender(self, trainer: Any) -> None:
-        """How far a hand-over is, for control, while one is on its way; what becomes of them, for the log."""
+    async def _lead_trainer(self, trainer: TrainerRanks, restore_from: Path | None) -> None:
+        """Bring its ranks up and stay with them, until one is lost."""
+        try:
+            step = await trainer.start(self._registry, restore_from)
+            # The last to come up, and by then Ray's agents, which nobody announces, are there too.
+            self._registry.add_descendants()
+            if self._chain is not None:
+                self._link_chain()
+            self._emit(m.TrainerStarted(step, trainer.attempt))
+            self._spawn(self._listen_to_senders(trainer))
+            await trainer.watch()
+        except RankFailed as error:
+            self._emit(m.TrainerLost(str(error), trainer.attempt))
+
+    async def _listen_to_senders(self, trainer: TrainerRanks) -> None:
+        """How far a hand-over is, for control, while one is on its way."""
         told: int | None = None
         with suppress(RayError):
-            while True:
+            while trainer is self._trainer:
                 await asyncio.sleep(SENDER_REPORT_INTERVAL_S)
-                report, happenings = await trainer.sender_report.remote()
+                report = await trainer.sender_report()
                 if report.version is not None or told is not None:
                     self._emit(report)
                 told = report.version
-                for happening in happenings:
-                    if not isinstance(happening, VersionSent):
-                        log.warning("the trainer's sender: %s", happening)
 
     async def _train(self, command: m.TrainMiniBatch) -> None:
         experiences = self._payload.experiences(command)
-        metrics = await self._ask_trainer(
-            command.id, lambda actor: actor.train_mini_batch.remote(command.step, command.index, experiences)
-        )
+        metrics = await self._ask_trainer(command.id, lambda t: t.train(command.step, command.index, experiences))
         if metrics is not None:
             self._sink.mini_batch(command.step, metrics)
             self._emit(m.MiniBatchTrained(command.id, command.step, command.index))
@@ -296,24 +295,27 @@ class Cluster:
     async def _publish(self, command: m.Publish) -> None:
         num_relays = len(self._chain.machines) if self._chain is not None else 1
         stall_s = await self._ask_trainer(
-            command.id, lambda actor: actor.publish.remote(command.version, command.step, num_relays)
+            command.id, lambda t: t.ask(lambda rank: rank.publish.remote(command.version, command.step, num_relays))
         )
         if stall_s is not None:
             self._emit(m.HandedOver(command.id, command.version, stall_s))
 
     async def _save(self, command: m.SaveCheckpoint) -> None:
-        if await self._ask_trainer(command.id, lambda actor: actor.save.remote(command.step)):
+        if not await self._ask_trainer(command.id, lambda t: t.ask(lambda rank: rank.begin_save.remote(command.step))):
+            return
+        self._emit(m.CheckpointCopied(command.id, command.step))
+        if await self._ask_trainer(command.id, lambda t: t.ask(lambda rank: rank.finish_save.remote())):
             self._emit(m.CheckpointSaved(command.id, command.step))
 
-    async def _ask_trainer(self, command: m.CommandId, call: Callable[[Any], Awaitable[Any]]) -> Any | None:
-        """The call's result, or None after its failure has become an event."""
+    async def _ask_trainer(self, command: m.CommandId, work: Callable[[TrainerRanks], Awaitable[Any]]) -> Any | None:
+        """What the work gives, or None: after its failure has become an event, or when whoever leads the trainer tells
+        of its loss."""
         assert self._trainer is not None, "work was ordered before the trainer started"
         try:
-            return await call(self._trainer.actor)
-        except RayTaskError as error:
-            self._emit(m.CommandFailed(command, cause_of(error)))
-        except RayError as error:
-            self._emit(m.TrainerLost(cause_of(error)))
+            return await work(self._trainer)
+        except RankFailed as error:
+            if not error.died:
+                self._emit(m.CommandFailed(command, str(error)))
         return None
 
     # ------------------------------------------------------------------------------------------------- rewards

@@ -3,12 +3,13 @@
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from laminar.config import ClusterConfig
+from laminar.config import ClusterConfig, Config, TrainerConfig
 from laminar.control.messages import MachineId
 
 OBJECT_STORE_BYTES = 256 * 2**20
@@ -24,6 +25,8 @@ class Machine(msgspec.Struct, frozen=True):
     """Where other machines reach it."""
     node_id: str | None
     is_local: bool
+    num_gpus: int = 0
+    """Accelerators that Ray knows there, whoever uses them."""
 
 
 class RaySession:
@@ -45,20 +48,20 @@ class RaySession:
     def machine(self, id: MachineId) -> Machine:
         return self.machines[id]
 
-    def refuse_too_few_gpus(self, num_gpus: int, *, num_replicas: int) -> None:
-        """Raise ValueError if a machine cannot hold its share of the replicas, which would wait for GPUs for ever."""
-        gpus_of = {node["NodeID"]: int(node["Resources"].get("GPU", 0)) for node in self._ray.nodes() if node["Alive"]}
-        # Emulated machines share this one's GPUs; others have their own, and get their share of the replicas.
-        emulated = self._config.address == "local"
-        share = num_replicas if emulated else -(-num_replicas // len(self.machines))
-        for machine in self.machines:
-            found = sum(gpus_of.values()) if machine.node_id is None else gpus_of[machine.node_id]
-            if num_gpus * share > found:
-                raise ValueError(
-                    f"machine {machine.id} ({machine.host}) has {found} GPUs, and its share of "
-                    f"rollout.num_replicas={num_replicas} is {share} replicas of {num_gpus} GPUs "
-                    "(engine.tensor_parallel_size); lower one of them, or add machines"
-                )
+    def machines_of_ranks(self, config: TrainerConfig) -> list[Machine]:
+        """Where each of the trainer's ranks goes. Raises ValueError if there are too few accelerators."""
+        return machines_of_ranks(self.machines, config.num_ranks, device=config.device)
+
+    def refuse_too_few_gpus(self, config: Config) -> None:
+        """Raise ValueError if a machine cannot hold its ranks and replicas, which would wait for GPUs for ever."""
+        refuse_too_few_gpus(
+            self.machines,
+            self.machines_of_ranks(config.trainer) if config.trainer.device != "cpu" else [],
+            num_gpus_per_replica=config.engine.num_gpus,
+            num_replicas=config.rollout.num_replicas,
+            # Emulated machines share this one's GPUs; others have their own, and get their share of the replicas.
+            emulated=self._config.address == "local",
+        )
 
     def place(
         self,
@@ -97,8 +100,10 @@ class RaySession:
             _temp_dir=str(temporary),
         )
         self.folder = _session_folder(temporary)
+        num_gpus = int(self._ray.cluster_resources().get("GPU", 0))
         self.machines = [
-            Machine(MachineId(i), "127.0.0.1", None, is_local=True) for i in range(self._config.num_machines)
+            Machine(MachineId(i), "127.0.0.1", None, is_local=True, num_gpus=num_gpus if i == 0 else 0)
+            for i in range(self._config.num_machines)
         ]
 
     def _join(self) -> None:
@@ -116,10 +121,54 @@ class RaySession:
                 "`ray start --head`, or use cluster.address=local"
             ) from error
         here = self._ray.get_runtime_context().get_node_id()
-        nodes = sorted((node["NodeID"], node["NodeManagerAddress"]) for node in self._ray.nodes() if node["Alive"])
+        nodes = sorted(
+            (node["NodeID"], node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0)))
+            for node in self._ray.nodes()
+            if node["Alive"]
+        )
         self.machines = [
-            Machine(MachineId(i), host, node, is_local=node == here) for i, (node, host) in enumerate(nodes)
+            Machine(MachineId(i), host, node, is_local=node == here, num_gpus=num_gpus)
+            for i, (node, host, num_gpus) in enumerate(nodes)
         ]
+
+
+def machines_of_ranks(machines: Sequence[Machine], num_ranks: int, *, device: str) -> list[Machine]:
+    """A machine for each rank of the trainer: beside the driver first, whose folder holds the checkpoints.
+
+    On CPU they all fit there; with accelerators each machine takes as many ranks as it has, so ranks that talk most,
+    those next to each other, mostly share a machine. Raises ValueError if there are too few.
+    """
+    near_first = sorted(machines, key=lambda machine: (not machine.is_local, machine.id))
+    if device == "cpu":
+        return [near_first[0]] * num_ranks
+    places = [machine for machine in near_first for _ in range(machine.num_gpus)]
+    if len(places) < num_ranks:
+        raise ValueError(
+            f"trainer.num_ranks={num_ranks} with trainer.device={device} needs as many accelerators, and Ray knows "
+            f"{len(places)} on {len(machines)} machine(s); lower it, or join a larger cluster with cluster.address"
+        )
+    return places[:num_ranks]
+
+
+def refuse_too_few_gpus(
+    machines: Sequence[Machine],
+    ranks: Sequence[Machine],
+    *,
+    num_gpus_per_replica: int,
+    num_replicas: int,
+    emulated: bool,
+) -> None:
+    """ranks: the machine of each of the trainer's ranks that needs a GPU. Raises ValueError, naming the machine."""
+    share = num_replicas if emulated else -(-num_replicas // len(machines))
+    for machine in machines[:1] if emulated else machines:
+        num_ranks = sum(rank.id == machine.id for rank in ranks)
+        if num_gpus_per_replica * share + num_ranks > machine.num_gpus:
+            raise ValueError(
+                f"machine {machine.id} ({machine.host}) has {machine.num_gpus} GPUs, and its share of "
+                f"rollout.num_replicas={num_replicas} is {share} replicas of {num_gpus_per_replica} GPUs "
+                f"(engine.tensor_parallel_size), beside {num_ranks} of the trainer's ranks; lower one of them, or add "
+                "machines"
+            )
 
 
 def _session_folder(temporary: Path) -> Path:

@@ -36,7 +36,7 @@ class FaultsConfig(Section):
     load_deadline_s: Seconds = 60.0
     """A replica that loads weights for longer is taken for lost."""
     num_replacements_max: Annotated[int, Field(ge=0)] = 16
-    """Replicas and relays replaced in one start of a run; beyond, losses are no longer made good."""
+    """Replicas, relays and trainers replaced in one start of a run; beyond, losses are no longer made good."""
 
 
 class ClusterConfig(Section):

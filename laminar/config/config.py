@@ -23,6 +23,7 @@ from laminar.config.schedule import (
     TrajectoryLevelSchedule,
 )
 from laminar.config.section import Section
+from laminar.config.simulation import SimulationConfig
 from laminar.config.train import CheckpointConfig, TrainerConfig
 
 
@@ -44,6 +45,7 @@ class Config(Section):
     faults: FaultsConfig = FaultsConfig()
     cluster: ClusterConfig = ClusterConfig()
     observe: ObserveConfig = ObserveConfig()
+    simulation: SimulationConfig = SimulationConfig()
     run_dir: Path = Path("runs/run")
     """Folder for everything the run writes."""
     seed: int = 0

@@ -20,6 +20,14 @@ class OverlongConfig(Section):
 
 
 class TrainerConfig(Section):
+    num_ranks: Count = 1
+    """Processes that train together; weights, gradients and optimizer are sharded over them (FSDP2)."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the ranks compute; with cuda each has an accelerator of its own."""
+    compute_dtype: Literal["float32", "bfloat16"] | None = None
+    """Of forward and backward passes; weights and optimizer stay float32. None: bfloat16 on cuda, float32 on cpu."""
+    activation_checkpointing: bool = False
+    """Whether a layer's activations are computed again in the backward pass instead of kept: less memory, more time."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-6
     """AdamW's, at its highest."""
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"

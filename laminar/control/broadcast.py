@@ -19,7 +19,7 @@ from laminar.control.messages import (
     SetChain,
     VersionComplete,
 )
-from laminar.control.state import Awaited, ClusterState, Relay
+from laminar.control.state import Awaited, ClusterState, Relay, TrainerPhase
 
 STALL_S = 0.6
 """Relays and the sender tell of their progress every 0.1 s."""
@@ -32,6 +32,10 @@ slow, moves become rare instead of breaking what still flows."""
 
 def take_in_start(state: ClusterState, machine: MachineId, now: float) -> Iterator[AnyCommand]:
     """A relay is up: it joins at the end, so that nobody else's upstream changes; before the first version, by id."""
+    known = state.relays.get(machine)
+    if known is not None and known.started:
+        state.counters.num_late_messages += 1
+        return
     state.relays[machine] = Relay(machine, heard_at_s=now, started=True)
     chain = [*(m for m in state.chain if m != machine), machine]
     note_progress(state, now)
@@ -82,8 +86,15 @@ def take_in_sender_report(state: ClusterState, event: SenderReport, now: float) 
 
 
 def note_progress(state: ClusterState, now: float) -> None:
-    """After a hand-over or an arrival: which relays lack the newest version from now on, and has it come everywhere?"""
+    """After a hand-over or an arrival: which relays lack the newest version from now on, and has it come everywhere?
+
+    A version whose trainer was lost while it was sent may never come, which is no relay's fault.
+    """
     trainer = state.trainer
+    if trainer.phase is TrainerPhase.STARTING:
+        for relay in state.relays.values():
+            relay.behind_since_s = None
+        return
     relays = [relay for relay in state.relays.values() if relay.started]
     for relay in relays:
         if trainer.version < 0 or trainer.version in relay.complete:

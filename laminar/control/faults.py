@@ -16,13 +16,19 @@ from laminar.control.messages import (
     ReplicaId,
     StartRelay,
     StartReplica,
+    StartTrainer,
     StopReplica,
 )
+from laminar.control.relay_state import Sender
 from laminar.control.state import Awaited, ClusterState, Replica, TrainerPhase
 from laminar.control.trajectory_state import TrajectoryState
 
 NUM_FAILED_SAVES_MAX = 3
 """Checkpoints that may fail one after the other before the run ends: a full disk does not empty itself."""
+NUM_TRAINER_LOSSES_MAX = 3
+"""Losses of the trainer without a step done in between, until the run ends: what fails so often fails again."""
+OF_TRAINER = (Awaited.MINI_BATCH, Awaited.HAND_OVER, Awaited.CHECKPOINT)
+"""What nobody answers any more when the trainer is lost."""
 
 
 def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator[AnyCommand]:
@@ -43,9 +49,9 @@ def check_deadlines(state: ClusterState, config: Config, now: float) -> Iterator
             yield from lose_replica(state, config, replica.id, f"{doing} for {limit_s:g} s", now)
     yield from _check_relays(state, config, now)
     yield from broadcast.pass_by_stalled(state, now)
-    if state.trainer.phase is TrainerPhase.STARTING and now - state.started_at_s > config.faults.start_deadline_s:
-        yield end(state, failed=True, cause=f"the trainer did not start for {config.faults.start_deadline_s:g} s")
-        return
+    limit_s = config.faults.start_deadline_s
+    if state.trainer.phase is TrainerPhase.STARTING and now - state.trainer.ordered_at_s > limit_s:
+        yield from lose_trainer(state, config, f"did not start for {limit_s:g} s", now)
     for id, pending in tuple(state.pending.items()):
         if id in state.pending and now - pending.sent_at_s > pending.deadline_s:
             cause = f"no outcome of {pending.awaited} within {pending.deadline_s:g} s"
@@ -112,6 +118,30 @@ def lose_relay(state: ClusterState, config: Config, machine: MachineId, cause: s
         )
 
 
+def lose_trainer(state: ClusterState, config: Config, cause: str, now: float) -> Iterator[AnyCommand]:
+    """It comes up again from its newest complete checkpoint, while replicas go on; or the run ends by name.
+
+    At its first start, or while the run is to stop, nobody would gain by that.
+    """
+    trainer = state.trainer
+    trainer.num_losses += 1
+    state.counters.num_trainers_lost += 1
+    never_worked = trainer.phase is TrainerPhase.STARTING and trainer.attempt == 0
+    if never_worked or state.stopping is not None or trainer.num_losses > NUM_TRAINER_LOSSES_MAX:
+        yield end(state, failed=True, cause=f"the trainer was lost: {cause}")
+    elif not _may_replace(state, config):
+        yield end(state, failed=True, cause=f"the trainer was lost: {cause}, and {_limit(config)}")
+    else:
+        for command in [c for c, pending in state.pending.items() if pending.awaited in OF_TRAINER]:
+            del state.pending[command]
+        trainer.phase = TrainerPhase.STARTING
+        trainer.attempt += 1
+        trainer.ordered_at_s = now
+        trainer.sender = Sender()
+        broadcast.note_progress(state, now)
+        yield StartTrainer(state.new_command(), trainer.attempt, cause)
+
+
 def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str, now: float) -> Iterator[AnyCommand]:
     """A command raised, or its outcome did not come in time."""
     pending = state.pending.pop(id, None)
@@ -129,15 +159,18 @@ def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str,
             yield from scoring.fail(state, config, [(t, f"reward_lost: {cause}") for t in waiting], now)
         case Awaited.CHECKPOINT:
             # The previous checkpoint is intact, and what was trained since stays in the buffer's memory.
+            trainer = state.trainer
             state.counters.num_checkpoints_failed += 1
-            state.trainer.phase = TrainerPhase.WAITING
-            state.trainer.num_failed_saves += 1
-            if state.stopping is not None or state.trainer.num_failed_saves > NUM_FAILED_SAVES_MAX:
-                yield end(state, failed=True, cause=f"the checkpoint of step {state.trainer.step} failed: {cause}")
+            trainer.num_failed_saves += 1
+            if trainer.phase is TrainerPhase.SAVING:
+                trainer.phase = TrainerPhase.WAITING
+            was_last = state.stopping is not None and trainer.saving_step == trainer.step
+            if was_last or trainer.num_failed_saves > NUM_FAILED_SAVES_MAX:
+                yield end(state, failed=True, cause=f"the checkpoint of step {trainer.saving_step} failed: {cause}")
         case Awaited.FETCH:
             fetch.fail(state, now)
         case Awaited.MINI_BATCH | Awaited.HAND_OVER:
-            yield end(state, failed=True, cause=f"the trainer failed: {cause}")
+            yield from lose_trainer(state, config, f"{pending.awaited}: {cause}", now)
         case _:
             assert_never(pending.awaited)
 
@@ -165,7 +198,7 @@ def _check_relays(state: ClusterState, config: Config, now: float) -> Iterator[A
 
 def _restart_deadlines(state: ClusterState, now: float) -> None:
     if state.trainer.phase is TrainerPhase.STARTING:
-        state.started_at_s = now
+        state.trainer.ordered_at_s = now
     for replica in state.replicas.values():
         replica.heard_at_s = now
     for relay in state.relays.values():

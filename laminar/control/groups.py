@@ -120,15 +120,16 @@ def stay(state: ClusterState, trajectory: Trajectory) -> None:
     trajectory.state = TrajectoryState.DECODING
 
 
-def forget_trained(state: ClusterState) -> Iterator[AnyCommand]:
-    """A checkpoint covers what was trained so far: it is trained for good."""
+def forget_trained(state: ClusterState, step: int) -> Iterator[AnyCommand]:
+    """A checkpoint covers what was trained up to `step`: it is trained for good."""
     ids: list[TrajectoryId] = []
-    for id in state.trained:
+    covered = [id for id in state.trained if (state.groups[id].trained_step or 0) <= step]
+    for id in covered:
         group = state.groups.pop(id)
         for trajectory in group.trajectories:
             del state.trajectories[trajectory]
         ids += group.trajectories
-    state.trained.clear()
+    state.trained = state.trained[len(covered) :]
     state.ledger.trained += len(ids)
     if ids:
         yield Forget(state.new_command(), tuple(ids))

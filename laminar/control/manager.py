@@ -113,6 +113,9 @@ class Manager:
         return min(batch, -(-num_unfinished // max(1, len(serving))) + self._config.batch.group_size)
 
     def _version_survives(self, state: ClusterState, version: int) -> bool:
+        """Whether it is somewhere, or on its way: the newest comes to every relay, however often the chain breaks."""
+        if version == state.trainer.version or self._is_loading(state, version):
+            return True
         on_relay = any(version in relay.complete for relay in state.relays.values())
         return on_relay or any(r.version == version for r in state.replicas.values())
 
@@ -159,9 +162,7 @@ class Manager:
             state.counters.num_refreshes += replica.version is not None
             yield self._load(state, replica, version, now)
 
-    def _version_awaited_here(
-        self, state: ClusterState, replica: Replica, versions: list[int | None]
-    ) -> int | None:
+    def _version_awaited_here(self, state: ClusterState, replica: Replica, versions: list[int | None]) -> int | None:
         """The version of the oldest homeless trajectory that this replica could load, unless one is loading it.
 
         The newest one, for those that start again, any number of replicas may load.

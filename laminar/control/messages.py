@@ -111,9 +111,10 @@ class Scored(Event, frozen=True):
 
 
 class TrainerStarted(Event, frozen=True):
-    """The trainer holds the weights of `step` (0: the initial ones)."""
+    """The trainer, all its ranks, holds the weights of `step` (0: the initial ones). attempt: see StartTrainer."""
 
     step: int
+    attempt: int = 0
 
 
 class MiniBatchTrained(Event, frozen=True):
@@ -132,8 +133,15 @@ class HandedOver(Event, frozen=True):
     stall_s: float
 
 
+class CheckpointCopied(Event, frozen=True):
+    """Answers SaveCheckpoint, first: the trainer copied its state into host memory and goes on; it is being written."""
+
+    command: CommandId
+    step: int
+
+
 class CheckpointSaved(Event, frozen=True):
-    """Answers SaveCheckpoint: complete on disk."""
+    """Answers SaveCheckpoint, last: complete on disk."""
 
     command: CommandId
     step: int
@@ -147,6 +155,7 @@ class ServiceFailedToStart(Event, frozen=True):
 
 class TrainerLost(Event, frozen=True):
     cause: str
+    attempt: int = 0
 
 
 class RelayStarted(Event, frozen=True):
@@ -224,6 +233,7 @@ AnyEvent = (
     | TrainerStarted
     | MiniBatchTrained
     | HandedOver
+    | CheckpointCopied
     | CheckpointSaved
     | TrainerLost
     | ServiceFailedToStart
@@ -256,6 +266,13 @@ class StartRelay(Command, frozen=True):
     """Bring up a relay on a machine that lost its own; what is left of the old one is ended."""
 
     machine: MachineId
+    cause: str
+
+
+class StartTrainer(Command, frozen=True):
+    """Bring the trainer up again from its newest complete checkpoint. attempt: counts its starts, from 0."""
+
+    attempt: int
     cause: str
 
 
@@ -336,10 +353,7 @@ class SetChain(Command, frozen=True):
 
 
 class Fetch(Command, frozen=True):
-    """Have the source's relay send an older version, which it has complete, to this machine's relay.
-
-    Answered by VersionComplete.
-    """
+    """Have the source's relay send an older version to this machine's relay. Answered by VersionComplete."""
 
     machine: MachineId
     version: int
@@ -368,6 +382,7 @@ class EndRun(Command, frozen=True):
 AnyCommand = (
     StartReplica
     | StartRelay
+    | StartTrainer
     | StopReplica
     | Load
     | Generate

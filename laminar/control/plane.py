@@ -14,6 +14,7 @@ from laminar.control.manager import Manager, make_homeless, resume, settle
 from laminar.control.messages import (
     AnyCommand,
     AnyEvent,
+    CheckpointCopied,
     CheckpointSaved,
     CommandFailed,
     CommandId,
@@ -103,7 +104,8 @@ class ControlPlane:
             case Scored():
                 yield from scoring.take_in(state, config, event, now)
             case TrainerStarted():
-                yield from training.take_in_start(state, config, event, now)
+                if self._is_trainer(event.attempt, TrainerPhase.STARTING):
+                    yield from self._take_in_trainer(event, now)
             case MiniBatchTrained():
                 if self._was_pending(event.command):
                     yield from training.take_in_trained(state, config, now)
@@ -113,11 +115,14 @@ class ControlPlane:
                     broadcast.note_progress(state, now)
                     evaluation.request(state, config)
                     yield from self._repack(now)
+            case CheckpointCopied():
+                training.take_in_copied(state, event)
             case CheckpointSaved():
                 if self._was_pending(event.command):
                     yield from training.take_in_checkpoint(state, event)
             case TrainerLost():
-                yield faults.end(state, failed=True, cause=f"the trainer was lost: {event.cause}")
+                if self._is_trainer(event.attempt):
+                    yield from faults.lose_trainer(state, config, event.cause, now)
             case ServiceFailedToStart():
                 yield faults.end(state, failed=True, cause=event.cause)
             case RelayStarted():
@@ -145,7 +150,7 @@ class ControlPlane:
 
     def _start(self, event: RunStarted, now: float) -> Iterator[AnyCommand]:
         """Bring up the replicas, spread evenly over the machines; relays and trainer come up by themselves."""
-        self.state.started_at_s = now
+        self.state.started_at_s = self.state.trainer.ordered_at_s = now
         for machine in event.machines:
             self.state.relays[machine] = Relay(machine, heard_at_s=now)
         for index in range(self.config.rollout.num_replicas):
@@ -157,7 +162,7 @@ class ControlPlane:
 
     def _take_in_replica(self, event: ReplicaStarted, now: float) -> None:
         replica = self.state.replicas.get(event.replica)
-        if replica is None:
+        if replica is None or replica.started:
             self.state.counters.num_late_messages += 1
             return
         replica.started, replica.heard_at_s = True, now
@@ -264,6 +269,24 @@ class ControlPlane:
         if (relay := self.state.relays.get(machine)) and version in relay.complete:
             relay.complete.remove(version)
 
+    def _is_trainer(self, attempt: int, phase: TrainerPhase | None = None) -> bool:
+        """Whether news is of the trainer that is there now, in this phase, not of one that was given up."""
+        trainer = self.state.trainer
+        if attempt != trainer.attempt or phase not in (None, trainer.phase):
+            self.state.counters.num_late_messages += 1
+            return False
+        return True
+
+    def _take_in_trainer(self, event: TrainerStarted, now: float) -> Iterator[AnyCommand]:
+        saved_step = self.state.trainer.saved_step
+        if event.step < saved_step:
+            cause = (
+                f"the trainer came up with step {event.step}, but step {saved_step} was saved: its checkpoint is gone"
+            )
+            yield faults.end(self.state, failed=True, cause=cause)
+        else:
+            yield from training.take_in_start(self.state, self.config, event, now)
+
     def _was_pending(self, command: CommandId) -> bool:
         if self.state.pending.pop(command, None) is None:
             self.state.counters.num_late_messages += 1
@@ -294,7 +317,7 @@ class ControlPlane:
         if state.stopping is None and not training.steps_done(state, self.config) and not no_data_left:
             return ()
         if trainer.saved_step < trainer.step:
-            return (training.save(state, self.config, now),)
+            return () if training.is_saving(state) else (training.save(state, self.config, now),)
         if state.stopping is not None:
             return (faults.end(state, failed=True, cause=state.stopping),)
         evaluation.request_last(state, self.config)

@@ -13,9 +13,8 @@ from laminar.control.messages import AnyCommand, Release, ReplicaId
 from laminar.control.state import Awaited, ClusterState, Replica
 from laminar.control.trajectory_state import TrajectoryState
 
-
 _Place = tuple[float, ReplicaId, float, int]
-"""A candidate as a target: KV tokens that it holds, its id, KV tokens that it may hold, trajectories it has room for."""
+"""A candidate as a target: KV tokens held, id, KV tokens that it may hold, trajectories it has room for."""
 
 
 class Migration(msgspec.Struct, frozen=True):

@@ -28,10 +28,18 @@ class TrainerPhase(StrEnum):
 
 class Trainer(msgspec.Struct):
     phase: TrainerPhase = TrainerPhase.STARTING
+    attempt: int = 0
+    """Which of its starts this is; news of another is late."""
+    ordered_at_s: float = 0.0
+    """When that start was ordered."""
+    num_losses: int = 0
+    """Since the last step that it finished."""
     step: int = 0
     """Steps done; the step in training is `step + 1`."""
     version: int = -1
     """Newest version handed over."""
+    version_ordered: int = -1
+    """Newest version number used up: if the hand-over was never heard of, a relay may have it all the same."""
     groups: list[GroupId] = []
     """Prompt groups that the step in training has taken so far, in mini-batch order; none between two steps."""
     has_whole_step: bool = False
@@ -47,6 +55,8 @@ class Trainer(msgspec.Struct):
     """How long the last version took from hand-over to the last machine."""
     num_failed_saves: int = 0
     """Since the newest complete checkpoint."""
+    saving_step: int = 0
+    """Newest step whose checkpoint was ordered."""
     saved_step: int = 0
     """Newest step that a complete checkpoint covers."""
     sender: Sender = msgspec.field(default_factory=Sender)
@@ -127,6 +137,7 @@ class Counters(msgspec.Struct):
     num_steps_short: int = 0
     num_replicas_lost: int = 0
     num_relays_lost: int = 0
+    num_trainers_lost: int = 0
     num_relays_passed_by: int = 0
     num_versions_fetched: int = 0
     num_replacements: int = 0

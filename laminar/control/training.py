@@ -1,11 +1,15 @@
-"""Leads the trainer through its steps: mini-batches, publish, checkpoint."""
+"""Leads the trainer through its steps: mini-batches, publish, checkpoint.
+
+A checkpoint is copied, then written while training goes on; one at a time, so one that falls due meanwhile comes later.
+"""
 
 from collections.abc import Iterator, Sequence
 
 from laminar.config import Config
-from laminar.control import groups
+from laminar.control import groups, recovery
 from laminar.control.messages import (
     AnyCommand,
+    CheckpointCopied,
     CheckpointSaved,
     GroupId,
     HandedOver,
@@ -21,8 +25,13 @@ from laminar.control.trajectory_state import TrajectoryState
 
 
 def take_in_start(state: ClusterState, config: Config, event: TrainerStarted, now: float) -> Iterator[AnyCommand]:
-    """Fresh or restored, the weights it starts with are published first, under a new version."""
-    state.trainer.step = state.trainer.saved_step = event.step
+    """Fresh or restored, the weights it starts with are published first, under a new version.
+
+    What was trained after the checkpoint that it restored is to be trained again.
+    """
+    recovery.roll_back(state, event.step)
+    yield from groups.forget_trained(state, event.step)
+    state.trainer.step = state.trainer.saved_step = state.trainer.saving_step = event.step
     yield _publish(state, config, now)
 
 
@@ -44,19 +53,32 @@ def take_in_hand_over(state: ClusterState, config: Config, event: HandedOver, no
     trainer.handed_over_at_s = now
     trainer.is_everywhere = False
     trainer.phase = TrainerPhase.WAITING
-    if trainer.step > trainer.saved_step and trainer.step % config.checkpoint.interval_steps == 0:
+    interval = config.checkpoint.interval_steps
+    if trainer.step // interval > trainer.saving_step // interval and not is_saving(state):
         yield save(state, config, now)
 
 
+def take_in_copied(state: ClusterState, event: CheckpointCopied) -> None:
+    if event.command in state.pending and state.trainer.phase is TrainerPhase.SAVING:
+        state.trainer.phase = TrainerPhase.WAITING
+
+
 def take_in_checkpoint(state: ClusterState, event: CheckpointSaved) -> Iterator[AnyCommand]:
-    state.trainer.phase = TrainerPhase.WAITING
+    if state.trainer.phase is TrainerPhase.SAVING:
+        state.trainer.phase = TrainerPhase.WAITING
     state.trainer.saved_step = event.step
     state.trainer.num_failed_saves = 0
-    yield from groups.forget_trained(state)
+    yield from groups.forget_trained(state, event.step)
+
+
+def is_saving(state: ClusterState) -> bool:
+    """Whether a checkpoint is being copied or written."""
+    return any(pending.awaited is Awaited.CHECKPOINT for pending in state.pending.values())
 
 
 def save(state: ClusterState, config: Config, now: float) -> SaveCheckpoint:
     state.trainer.phase = TrainerPhase.SAVING
+    state.trainer.saving_step = state.trainer.step
     id = state.expect(Awaited.CHECKPOINT, now, config.trainer.work_deadline_s)
     return SaveCheckpoint(id, state.trainer.step, state.trainer.version)
 
@@ -127,6 +149,7 @@ def _train_mini_batch(state: ClusterState, config: Config, now: float) -> TrainM
 def _end_step(state: ClusterState, config: Config, now: float) -> Publish:
     trainer = state.trainer
     trainer.step += 1
+    trainer.num_losses = 0
     for id in trainer.groups:
         group = state.groups[id]
         group.trained_step = trainer.step
@@ -143,5 +166,6 @@ def _end_step(state: ClusterState, config: Config, now: float) -> Publish:
 def _publish(state: ClusterState, config: Config, now: float) -> Publish:
     state.trainer.phase = TrainerPhase.PUBLISHING
     state.trainer.published_at_s = now
+    state.trainer.version_ordered = max(state.trainer.version, state.trainer.version_ordered) + 1
     id = state.expect(Awaited.HAND_OVER, now, config.trainer.work_deadline_s + config.relay.publish_deadline_s)
-    return Publish(id, state.trainer.version + 1, state.trainer.step)
+    return Publish(id, state.trainer.version_ordered, state.trainer.step)

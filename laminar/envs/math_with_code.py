@@ -41,7 +41,7 @@ class ToolKwargs(msgspec.Struct, frozen=True):
 class MathWithCode(Environment):
     """Problems with a final answer, and a Python tool; at most `rollout.num_tool_calls_max` calls a trajectory.
 
-    A row that sets `extra_info.need_tools_kwargs` has only the tools that its `tools_kwargs` names.
+    A row whose `extra_info.need_tools_kwargs` is set has only the tools that its `tools_kwargs` names, if any.
     """
 
     uses_sandbox = True
@@ -90,9 +90,9 @@ def tools_of(extra_info: dict[str, Any]) -> dict[str, ToolKwargs]:
 
     Parquet gives every row the fields of all, so what is null is not there.
     """
-    if not extra_info.get("need_tools_kwargs"):
-        return {TOOL: ToolKwargs()}
     named = cast(dict[str, Any], extra_info.get("tools_kwargs") or {})
+    if not extra_info.get("need_tools_kwargs") or not named:
+        return {TOOL: ToolKwargs()}
     tools: dict[str, ToolKwargs] = {}
     for name, kwargs in named.items():
         if kwargs is None:

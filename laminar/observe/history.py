@@ -19,9 +19,9 @@ from laminar.control.messages import (
     ReplicaReport,
     Scored,
     StartRelay,
+    StartTrainer,
     StopReplica,
     StopRequested,
-    TrainerLost,
     TrajectoryId,
 )
 from laminar.control.state import ClusterState, Counters
@@ -117,10 +117,9 @@ class History:
     def resume(self, now: float, state: ClusterState) -> None:
         """A new start goes on from the state that control recovered; steps that it rolled back did not happen."""
         self.timeline.resume(now)
-        num_steps_undone = sum(step.step > state.trainer.step for step in self.steps)
+        num_steps_undone = self._undo_steps(state.trainer.step)
         cause = "steps since the newest checkpoint are done again" if num_steps_undone else "nothing is done again"
         self.incidents.append(Incident(now, state.trainer.step, "resumed", cause, max(1, num_steps_undone)))
-        self.steps = [step for step in self.steps if step.step <= state.trainer.step]
         known = {evaluation.version for evaluation in state.evaluations}
         self.evaluations = [record for record in self.evaluations if record.version in known]
         self.ended = None
@@ -143,9 +142,14 @@ class History:
             self._note_dropped(now, state)
         if state.trainer.version not in self.handed_over_at_s and state.trainer.version >= 0:
             self.handed_over_at_s[state.trainer.version] = now
-        if state.trainer.step != self._step:
-            if state.trainer.step > self._step:
-                self.steps.append(self._step_record(now, state))
+        if state.trainer.step > self._step:
+            self.steps.append(self._step_record(now, state))
+            self._begin_step(state)
+        elif state.trainer.step < self._step:
+            num_undone = self._undo_steps(state.trainer.step)
+            self._note(
+                now, state, "steps undone", "trained after the newest checkpoint; they are done again", num_undone
+            )
             self._begin_step(state)
         if len(state.evaluations) > len(self.evaluations):
             self._note_evaluations(now, state)
@@ -159,6 +163,13 @@ class History:
             part = min(to_s, second + 1) - max(from_s, second)
             num_tokens += self.tokens_by_second.get(second, 0) * part
         return num_tokens / (to_s - from_s)
+
+    def _undo_steps(self, step: int) -> int:
+        """The trainer is back at `step`: what came after did not happen. Returns how many steps that were."""
+        num_steps = len(self.steps)
+        self.steps = [record for record in self.steps if record.step <= step]
+        self.evaluations = [record for record in self.evaluations if record.step <= step]
+        return num_steps - len(self.steps)
 
     def _count_tokens(self, now: float, event: ReplicaReport | Released, state: ClusterState) -> None:
         finished = event.finished if isinstance(event, ReplicaReport) else ()
@@ -195,6 +206,8 @@ class History:
                     self._note(now, state, "replica lost", f"replica {command.replica} {command.cause}")
                 case StartRelay():
                     self._note(now, state, "relay lost", f"relay of machine {command.machine} {command.cause}")
+                case StartTrainer():
+                    self._note(now, state, "trainer lost", command.cause)
                 case EndRun():
                     self.ended = command
                     if command.failed:
@@ -213,8 +226,6 @@ class History:
             case ReplicaReport() | Scored():
                 for failure in event.failed:
                     self._note(now, state, "trajectory failed", failure.cause)
-            case TrainerLost():
-                self._note(now, state, "trainer lost", event.cause)
             case StopRequested():
                 self._note(now, state, "stop requested", event.cause)
             case _:

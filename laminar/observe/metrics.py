@@ -30,6 +30,7 @@ class MetricsWriter:
     """Appends to the run's metrics; a line is whole on disk when write() returns."""
 
     def __init__(self, run_dir: Path, *, tensorboard: bool, wandb: WandbRun | None = None) -> None:
+        self._run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         self._file = (run_dir / METRICS_FILE).open("ab", buffering=0)
         self._others: list[ScalarFile | WandbRun] = [ScalarFile(run_dir / TENSORBOARD_FOLDER)] if tensorboard else []
@@ -44,6 +45,18 @@ class MetricsWriter:
         self._file.write(msgspec.json.encode(MetricsRow(step, now, finite)) + b"\n")
         for other in self._others:
             other.write(step, {name: value for name, value in finite.items() if value is not None})
+
+    def undo(self, step: int) -> None:
+        """Take back the lines of later steps than this one: the trainer went back to it, and they come again."""
+        kept = [row for row in read_metrics(self._run_dir) if row.step <= step]
+        self._file.close()
+        path = self._run_dir / METRICS_FILE
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
+        unfinished.rename(path)
+        self._file = path.open("ab", buffering=0)
+        for other in self._others:
+            other.undo(step)
 
     def close(self) -> None:
         self._file.close()

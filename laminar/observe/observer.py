@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from laminar.config import Config
-from laminar.control.messages import AnyCommand, AnyEvent
+from laminar.control.messages import AnyCommand, AnyEvent, TrainerStarted
 from laminar.control.state import ClusterState
 from laminar.observe.display import open_display
 from laminar.observe.history import History
@@ -43,6 +43,7 @@ class Observer:
         self._display.close()
         self._history = read_run(self._config.run_dir).history
         self._history.resume(now, state)
+        self._metrics.undo(state.trainer.step)
         self._num_steps_written = len(self._history.steps)
         self._num_evaluations_written = len(self._history.evaluations)
         self._display = open_display(self._config, self._history, num_steps=self._num_steps, output=self._output)
@@ -61,6 +62,8 @@ class Observer:
     def observe(self, now: float, event: AnyEvent, commands: Sequence[AnyCommand], state: ClusterState) -> None:
         history = self._history
         history.observe(now, event, commands, state)
+        if isinstance(event, TrainerStarted):
+            self._go_back(state)
         for step in history.steps[self._num_steps_written :]:
             values = merge_mini_batches(self._mini_batches.pop(step.step, []))
             values |= {f"reward/{name}": sum(v) / len(v) for name, v in self._reward_extras.items()}
@@ -72,6 +75,14 @@ class Observer:
             self._metrics.write(record.step, now, evaluation_metrics(record, num_responses))
         self._num_evaluations_written = len(history.evaluations)
         self._display.update(now, state)
+
+    def _go_back(self, state: ClusterState) -> None:
+        """A trainer that was lost came up again: what was measured since its checkpoint will be measured again."""
+        self._mini_batches.clear()
+        if len(self._history.steps) < self._num_steps_written:
+            self._metrics.undo(state.trainer.step)
+            self._num_steps_written = len(self._history.steps)
+            self._num_evaluations_written = len(self._history.evaluations)
 
     def stop(self) -> int:
         """End the display and the files; returns the peak of the summed PSS, in bytes."""

@@ -26,12 +26,15 @@ class MemorySampler:
         self._thread.start()
 
     def stop(self) -> int:
-        """End the thread, take a last sample, return the peak."""
+        """End the thread, take a last sample, return the peak.
+
+        Where the machine is so busy that the thread is still at its sample after STOP_DEADLINE_S, the last one is left
+        out: no run fails over it, and the thread ends with the process.
+        """
         self._stopping.set()
         self._thread.join(STOP_DEADLINE_S)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the memory sampler did not end within {STOP_DEADLINE_S:g} s")
-        self._sample()
+        if not self._thread.is_alive():
+            self._sample()
         return self.peak_pss_bytes
 
     def _run(self) -> None:

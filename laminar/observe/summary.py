@@ -77,6 +77,7 @@ class Summary(msgspec.Struct, frozen=True):
     num_trajectories_retried: int
     num_replicas_lost: int
     num_relays_lost: int
+    num_trainers_lost: int
     num_loads: int
     tool_use: ToolUse | None
     """None: no tool answered anybody."""
@@ -133,6 +134,7 @@ def summarize(
         num_trajectories_retried=counters.num_trajectories_retried,
         num_replicas_lost=counters.num_replicas_lost,
         num_relays_lost=counters.num_relays_lost,
+        num_trainers_lost=counters.num_trainers_lost,
         num_loads=counters.num_loads,
         tool_use=_tool_use(metrics),
         report=REPORT_FILE,
@@ -163,9 +165,10 @@ def summary_text(summary: Summary) -> str:
         ("replicas", f"{summary.num_refreshes} refreshes, {summary.num_repack_moves} repack moves"),
         ("idle", f"replicas {idle.replicas:.0%}, trainer {idle.trainer:.0%}"),
     ]
-    if summary.num_replicas_lost or summary.num_relays_lost:
-        rescued = f"{summary.num_trajectories_rescued} trajectories rescued"
-        rows.append(("lost", f"{summary.num_replicas_lost} replicas, {summary.num_relays_lost} relays; {rescued}"))
+    if summary.num_replicas_lost or summary.num_relays_lost or summary.num_trainers_lost:
+        lost = f"{summary.num_replicas_lost} replicas, {summary.num_relays_lost} relays"
+        times = f", the trainer {summary.num_trainers_lost} times" if summary.num_trainers_lost else ""
+        rows.append(("lost", f"{lost}{times}; {summary.num_trajectories_rescued} trajectories rescued"))
     if summary.heldout_accuracy_first is not None and summary.heldout_accuracy_last is not None:
         last = summary.evaluations[-1]
         passes = ", ".join(f"pass@{k} {share:.3f}" for k, share in last.pass_at.items())

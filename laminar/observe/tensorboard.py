@@ -23,5 +23,11 @@ class ScalarFile:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
         self._writer.flush()
 
+    def undo(self, step: int) -> None:
+        """Let TensorBoard leave out what was written of later steps than this one."""
+        begins_again = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=begins_again))
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()

@@ -43,5 +43,9 @@ class WandbRun:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({**values, "training/global_step": step})
 
+    def undo(self, step: int) -> None:
+        """What was sent cannot be taken back, so say there that later steps than this one come a second time."""
+        self._run.alert(title=f"went back to step {step}", text=f"Steps after {step} are done again and logged twice.")
+
     def close(self) -> None:
         self._run.finish()

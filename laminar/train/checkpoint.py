@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+CHECKPOINTS_FOLDER = "checkpoints"
+"""In a run's folder."""
 MARKER = "COMPLETE"
 _NAME = re.compile(r"step_(\d+)(\.replaced)?")
 
@@ -33,7 +35,7 @@ def save_complete(root: Path, step: int, write: Callable[[Path], None]) -> Check
     `write` gets an empty folder; if it raises, nothing is left of it. An OSError becomes CheckpointNotSaved, naming
     the step and the newest checkpoint that there is instead; anything else rises as it is.
     """
-    final, partial = root / f"step_{step}", root / f"step_{step}.partial"
+    final, partial = root / f"step_{step}", partial_folder(root, step)
     try:
         _delete(partial)
         partial.mkdir(parents=True)
@@ -54,6 +56,11 @@ def save_complete(root: Path, step: int, write: Callable[[Path], None]) -> Check
         raise
     _delete(_replaced(final))
     return Checkpoint(step, final)
+
+
+def partial_folder(root: Path, step: int) -> Path:
+    """Where the checkpoint of `step` is written before it is in place; `save_complete` makes it."""
+    return root / f"step_{step}.partial"
 
 
 def list_complete(root: Path) -> list[Checkpoint]:

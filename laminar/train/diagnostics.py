@@ -44,6 +44,22 @@ def join(parts: Sequence[ForwardedTokens]) -> ForwardedTokens:
     return ForwardedTokens(*map(torch.cat, zip(*parts, strict=True)))
 
 
+def nothing_forwarded(device: torch.device) -> ForwardedTokens:
+    """Of a mini-batch that has nothing to learn from."""
+    numbers, flags = torch.zeros(0, device=device), torch.zeros(0, dtype=torch.bool, device=device)
+    return ForwardedTokens(
+        policy_logprobs=numbers,
+        behaviour_logprobs=numbers,
+        entropies=numbers,
+        loss=numbers,
+        clipped=flags,
+        clipped_lower=flags,
+        truncated=flags,
+        reference_kl=numbers,
+        rows=torch.zeros(0, dtype=torch.long, device=device),
+    )
+
+
 def batch_metrics(batch: MiniBatch, prompt_tokens_max: int) -> dict[str, float]:
     """Rewards, advantages and lengths. An advantage weighs as many as its trained tokens."""
     experiences = batch.experiences

@@ -1,9 +1,11 @@
 """Loads the policy to be trained, and makes its optimizer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from laminar.config import TrainerConfig
@@ -29,11 +31,16 @@ def load_model(path: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def build_optimizer(model: PreTrainedModel, config: TrainerConfig) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=config.learning_rate,
-        betas=config.adam_betas,
-        weight_decay=config.weight_decay,
-        fused=True,
+def build_optimizer(parameters: Sequence[nn.Parameter], config: TrainerConfig) -> torch.optim.AdamW:
+    """AdamW whose state is all there from the beginning, as its first update would make it: memory is taken at the
+    start, and a checkpoint before that update holds the same tensors as one after it."""
+    optimizer = torch.optim.AdamW(
+        parameters, lr=config.learning_rate, betas=config.adam_betas, weight_decay=config.weight_decay, fused=True
     )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer

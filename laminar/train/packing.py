@@ -13,6 +13,9 @@ from torch import Tensor
 from laminar.data.records import Experience
 from laminar.train.packed_attention import Runs, runs_of
 
+FILLER = 0
+"""Any token will do where nothing is trained."""
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -53,10 +56,13 @@ def plan_micro_batches(lengths: Sequence[int], tokens_max: int) -> list[list[int
 
 
 def lay_out(experiences: Sequence[Experience], indices: Sequence[int]) -> MicroBatch:
-    """Lay `experiences[i] for i in indices` end to end; their trained tokens are found by loss_mask, never by id."""
-    token_ids: list[int] = []
-    position_ids: list[int] = []
-    lengths: list[int] = []
+    """Lay `experiences[i] for i in indices` end to end; their trained tokens are found by loss_mask, never by id.
+
+    Without indices it is a single token with nothing to train: the passes of a rank that only keeps step.
+    """
+    token_ids: list[int] = [] if indices else [FILLER]
+    position_ids: list[int] = [] if indices else [0]
+    lengths: list[int] = [] if indices else [1]
     predictors: list[int] = []
     targets: list[int] = []
     behaviour_logprobs: list[float] = []
@@ -85,6 +91,20 @@ def lay_out(experiences: Sequence[Experience], indices: Sequence[int]) -> MicroB
         targets=torch.tensor(targets, dtype=torch.long),
         behaviour_logprobs=torch.tensor(behaviour_logprobs),
         rows=torch.tensor(rows, dtype=torch.long),
+    )
+
+
+def lay_out_text(token_ids: Sequence[int]) -> MicroBatch:
+    """A single text, all of whose tokens but the first are asked about."""
+    num_asked = len(token_ids) - 1
+    return MicroBatch(
+        token_ids=torch.tensor([token_ids]),
+        position_ids=torch.arange(len(token_ids))[None],
+        runs=runs_of([len(token_ids)]),
+        predictors=torch.arange(num_asked),
+        targets=torch.tensor(token_ids[1:]),
+        behaviour_logprobs=torch.zeros(num_asked),
+        rows=torch.zeros(num_asked, dtype=torch.long),
     )
 
 

@@ -106,6 +106,7 @@ class FakeWorld:
         self.tokens_per_report = 20
         self.train_s = 0.25
         self.hand_over_s = 0.02
+        self.trainer_start_s = 1.0
         self.stuck_relays: list[int] = []
         """Machines whose relay reports and never completes a version."""
         self.score: Callable[[int], float] = lambda trajectory: float(trajectory % 3 == 0)
@@ -117,7 +118,10 @@ class FakeWorld:
         self.versions: dict[int, list[int]] = {}
         """Of each trajectory's reported tokens, the version that each was sampled from."""
         self._lengths: dict[int, int] = {}
-        self._trainer_step = step
+        self.write_s = 0.6
+        """From the copy of a checkpoint to its being complete on disk."""
+        self._attempt = 0
+        self._saved_step = step
         machines = tuple(m.MachineId(i) for i in range(config.cluster.num_machines))
         self.send(0.0, m.RunStarted(machines))
         for machine in machines:
@@ -175,6 +179,17 @@ class FakeWorld:
 
         self._at(at_s - self.now, die)
 
+    def kill_trainer(self, at_s: float) -> None:
+        """One of its ranks dies: what it was doing is never heard of again."""
+
+        def die() -> Iterator[m.AnyEvent]:
+            attempt, self._attempt = self._attempt, -1
+            if attempt >= 0:
+                self.send(0.05, m.TrainerLost("rank 1: killed", attempt))
+            return iter(())
+
+        self._at(at_s - self.now, die)
+
     # ------------------------------------------------------------------------------------------------ commands
 
     def execute(self, command: m.AnyCommand) -> None:
@@ -201,14 +216,17 @@ class FakeWorld:
                 scores = tuple(m.Score(a.trajectory, a.attempt, self.score(a.trajectory)) for a in command.trajectories)
                 self.send(self.random.uniform(0.01, 0.2), m.Scored(command.id, scores))
             case m.TrainMiniBatch():
-                self.send(self.train_s, m.MiniBatchTrained(command.id, command.step, command.index))
+                self._trainer_sends(self.train_s, m.MiniBatchTrained(command.id, command.step, command.index))
             case m.Publish():
-                self._trainer_step = command.step
-                self.send(self.hand_over_s, m.HandedOver(command.id, command.version, 0.01))
+                self._trainer_sends(self.hand_over_s, m.HandedOver(command.id, command.version, 0.01))
                 for i, machine in enumerate(list(self.relays)):
                     self._at(0.05 * (i + 1), lambda machine=machine: self._arrive(machine, command.version))
             case m.SaveCheckpoint():
-                self.send(0.1, m.CheckpointSaved(command.id, command.step))
+                self._trainer_sends(0.05, m.CheckpointCopied(command.id, command.step))
+                self._write_checkpoint(command)
+            case m.StartTrainer():
+                self._attempt = command.attempt
+                self._trainer_sends(self.trainer_start_s, m.TrainerStarted(self._saved_step, command.attempt))
             case m.Fetch():
                 self._at(0.1, lambda: self._fetch(command))
             case m.SetChain() | m.RetainVersions() | m.Forget():
@@ -269,6 +287,26 @@ class FakeWorld:
                 self.versions[id] = held.versions
         self._send_from(replica, m.Released(command.id, command.replica, tuple(progress)))
         return iter(())
+
+    def _trainer_sends(self, delay_s: float, event: m.AnyEvent) -> None:
+        attempt = self._attempt
+        delays_s = [delay_s]
+        if self.random.random() < self.repeat_share:
+            delays_s.append(delay_s + self.random.uniform(0, 1))
+        for delay_s in delays_s:
+            self._at(delay_s, lambda: iter((event,) if attempt == self._attempt else ()))
+
+    def _write_checkpoint(self, command: m.SaveCheckpoint) -> None:
+        attempt = self._attempt
+
+        def complete() -> Iterator[m.AnyEvent]:
+            if attempt == self._attempt:
+                self._saved_step = command.step
+            return iter(())
+
+        self._at(self.write_s, complete)
+        # A trainer may die in between: then the checkpoint is there and nobody has heard of it.
+        self._trainer_sends(self.write_s + 0.1, m.CheckpointSaved(command.id, command.step))
 
     # ---------------------------------------------------------------------------------------------- background
 

@@ -167,12 +167,3 @@ def test_a_failed_checkpoint_leaves_the_run_going_and_is_counted():
     assert not world.outcome.failed
     assert control.state.counters.num_checkpoints_failed == 1
     assert control.state.ledger.trained == 6 * 8 * 4
-
-
-def test_the_trainer_s_loss_ends_the_run_by_name():
-    config = make_config()
-    world, control = FakeWorld(config, seed=0), make_plane(config)
-    world.send(3.0, m.TrainerLost("its process died"))
-    world.run(control)
-    assert world.outcome is not None
-    assert "the trainer was lost" in world.outcome.cause

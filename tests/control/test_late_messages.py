@@ -43,3 +43,24 @@ def _until_decoding(world: FakeWorld, control: ControlPlane, *, attempt: int) ->
         if found is not None and found.attempt == attempt and found.state is TrajectoryState.DECODING:
             return found
     raise AssertionError(f"attempt {attempt} of trajectory 0 never decoded")
+
+
+@pytest.mark.parametrize("kind", [m.TrainerStarted, m.RelayStarted, m.ReplicaStarted])
+def test_a_start_that_is_told_once_more_changes_nothing(kind: type[m.AnyEvent]):
+    """At any later moment: a second start would publish anew, forget versions, or empty a replica."""
+    config = make_config(interval_steps=3)
+    world, control = FakeWorld(config, seed=1), make_plane(config)
+    told: list[m.AnyEvent] = []
+    num_late = 0
+    for number, (now, event) in enumerate(world.events()):
+        for command in control.handle(event, now):
+            world.execute(command)
+        if isinstance(event, kind):
+            told.append(event)
+        if told and number % 7 == 0:
+            assert control.handle(told[number % len(told)], now) == []
+            num_late += 1
+        control.state.check()
+    assert num_late > 20
+    assert control.state.counters.num_late_messages == num_late
+    assert control.state.ledger.trained == control.state.ledger.dispatched == 6 * 8 * 4

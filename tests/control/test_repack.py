@@ -140,7 +140,8 @@ def test_the_plan_is_that_of_a_search_through_all_targets(
 ):
     """Replicas of two sizes and three versions, many of them equally full."""
     replicas = [
-        make_replica(i, held, kv / 20, version=version, bound=bound) for i, (held, kv, version, bound) in enumerate(shapes)
+        make_replica(i, held, kv / 20, version=version, bound=bound)
+        for i, (held, kv, version, bound) in enumerate(shapes)
     ]
     for replica in replicas[::2]:
         replica.kv_capacity_tokens *= 2

@@ -65,3 +65,11 @@ def test_data_and_envs_import_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_tools_are_told_by_the_template_and_refused_without_one(tokenizer):
+    tokenizer.chat_template = "{% for t in tools %}<s> {{ t.name }} {% endfor %}" + TEMPLATE
+    ids = chat_encoder(tokenizer)([{"role": "user", "content": "one"}], ({"name": "two"},))
+    assert words_of(ids) == "<s> two <s> user one <s> assistant"
+    with pytest.raises(ValueError, match="tools are told to the model by its tokenizer's chat template"):
+        chat_encoder(tokenizer)("one", ({"name": "two"},))

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from laminar.data.chat import Opening
 from laminar.data.datasets import DataSet, load_prompts
 from laminar.data.prompt_pool import PromptPool
 
@@ -280,3 +281,41 @@ def test_a_prompt_that_the_encoder_refuses_is_named(tmp_path):
     file = write(tmp_path / "train.parquet", [verl_row()])
     with pytest.raises(ValueError, match=r"train\.parquet, row 0, column 'prompt': System role not supported"):
         load_prompts([file], encode=no_system, prompt_tokens_max=10)
+
+
+# ------------------------------------------------------------------------------------- first messages of an environment
+
+
+def rows_file(tmp_path, *extra_infos):
+    file = tmp_path / "rows.jsonl"
+    row = {"prompt": [{"role": "user", "content": "one"}], "data_source": "d", "reward_model": {"ground_truth": "1"}}
+    file.write_text("\n".join(json.dumps(row | {"extra_info": extra}) for extra in extra_infos))
+    return file
+
+
+def test_an_environment_gives_the_first_messages_and_the_tools(tmp_path):
+    """The prompt of duplicates may differ by what the environment makes of the rest of their rows."""
+    told: list[tuple[object, tuple]] = []
+
+    def encode_with(prompt, tools=()):
+        told.append((prompt, tuple(tools)))
+        return [len(told)]
+
+    def open_problem(problem):
+        tools = ({"name": "t"},) if problem.extra_info["tools"] else ()
+        return Opening([{"role": "system", "content": "s"}, *problem.prompt], tools)
+
+    file = rows_file(tmp_path, {"tools": True}, {"tools": False}, {"tools": True})
+    loaded = load_prompts([file], encode=encode_with, prompt_tokens_max=9, open_problem=open_problem)
+    assert [tools for _, tools in told] == [({"name": "t"},), ()]
+    assert [prompt.token_ids for prompt in loaded.prompts] == [(1,), (2,), (1,)]
+    assert loaded.num_duplicates == 1
+
+
+def test_a_row_that_the_environment_refuses_is_named(tmp_path):
+    def refuse(problem):
+        raise ValueError("extra_info.tools_kwargs names 'search'")
+
+    file = rows_file(tmp_path, {})
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 1: extra_info\.tools_kwargs names 'search'"):
+        load_prompts([file], encode=encode, prompt_tokens_max=9, open_problem=refuse)

@@ -108,6 +108,12 @@ def actor_process(run: Run, name: str) -> psutil.Process:
     return next(p for p in run.processes() if any(f"ray::{name}" in word for word in p.cmdline()))
 
 
+def actor_processes(run: Run, name: str) -> list[psutil.Process]:
+    """All of them, in the order in which they were started."""
+    named = [p for p in run.processes() if any(f"ray::{name}" in word for word in p.cmdline())]
+    return sorted(named, key=lambda process: (process.create_time(), process.pid))
+
+
 def survivors(processes: list[psutil.Process], within_s: float = 20.0) -> list[str]:
     """Those that still run after the deadline."""
     _, alive = psutil.wait_procs(processes, timeout=within_s)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from laminar.observe.metrics import read_metrics
-from laminar.train.checkpoint import newest_complete
-from laminar.train.trainer import STATE_FILE
+from laminar.train.export import export_checkpoint
 from tests.e2e.runs import Run
 
 pytestmark = pytest.mark.timeout(400)
@@ -41,9 +41,8 @@ def equal(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    checkpoint = newest_complete(folder / "checkpoints")
-    assert checkpoint is not None
-    return torch.load(checkpoint.folder / STATE_FILE, weights_only=True)["model"]
+    export_checkpoint(folder, folder / "export")
+    return load_file(folder / "export" / "model.safetensors")
 
 
 def test_rewards_that_are_none_are_dropped_by_name_and_the_rest_is_trained(tmp_path: Path):

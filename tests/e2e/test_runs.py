@@ -144,7 +144,7 @@ def test_the_environment_of_the_documentation_trains_over_two_turns(tmp_path: Pa
         tmp_path / "run",
         f"rollout.environment={tmp_path}/second_try.py:SecondTry",
         "rollout.num_turns_max=2",
-        f"reward.function={tmp_path}/second_try.py:compute_score",
+        "reward.function=null",
         f"data.train_files=[{tmp_path}/second_try.jsonl]",
         "data.val_files=[]",
         "evaluation.interval_steps=null",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from laminar.data.records import Problem
 from laminar.envs.env import Environment, Observation, ObservationFailed, Turn, load_environment, observe
 
 TWO_TURN = Path(__file__).parent / "two_turn.py"
@@ -46,7 +47,7 @@ async def sleep_for_ever(_):
 )
 def test_every_failure_of_an_environment_is_named(act, cause):
     with pytest.raises(ObservationFailed, match=cause):
-        ask(Failing(act), timeout_s=0.1)
+        ask(Failing(act), timeout_s=0.1 if "took" in cause else 30.0)
 
 
 def test_a_timeout_of_the_environments_own_is_not_ours():
@@ -116,3 +117,12 @@ def test_a_class_that_is_no_environment_is_told_what_it_lacks(tmp_path, content,
     with pytest.raises(ValueError, match=cause) as caught:
         load_environment(f"{file}:Env")
     assert "rollout.environment=" in str(caught.value)
+
+
+def test_what_an_environment_does_not_say_has_a_default():
+    environment = load_environment(f"{TWO_TURN}:AsyncTwoTurn")
+    assert (environment.turn_ends, environment.repeatable, environment.uses_sandbox) == ((), True, False)
+    problem = Problem([{"role": "user", "content": "2+2?"}], "sums", "4", {})
+    assert environment.first_messages(problem) == problem.prompt
+    assert environment.score("sums", "Answer: 4", "4", {})["score"] == 1.0
+    assert load_environment("math_with_code").uses_sandbox

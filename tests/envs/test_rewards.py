@@ -323,3 +323,19 @@ def test_numpy_scalars_are_numbers():
     assert reward_of({"score": numpy.int64(2), "acc": numpy.float64(0.5)}) == Reward(2.0, {"acc": 0.5})
     assert reward_of(numpy.zeros(3)).kind == "invalid_score"
     assert reward_of(ctypes.c_int(3)).kind == "invalid_score"
+
+
+async def test_an_environment_that_scores_is_a_reward(tmp_path):
+    (tmp_path / "env.py").write_text(
+        "from laminar.envs.env import Environment\n"
+        "class Scored(Environment):\n"
+        "    def observe(self, turn): ...\n"
+        "    def score(self, data_source, solution_str, ground_truth, extra_info=None):\n"
+        "        return len(solution_str)\n"
+    )
+    call = RewardCall("d", "12345", "1", {})
+    async with RewardPool(f"{tmp_path}/env.py:Scored", timeout_s=20, num_workers=1) as pool:
+        assert await pool.score([call]) == [Reward(5.0)]
+    async with RewardPool("math_with_code", timeout_s=20, num_workers=1) as pool:
+        (reward,) = await pool.score([RewardCall("d", "Answer: 7", "7", {})])
+    assert reward.score == 1.0

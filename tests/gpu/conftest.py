@@ -1,5 +1,6 @@
-"""A run and relays, as the relay's own tests have them."""
+"""The trainer's tiny models and sampled trajectories, and a run and relays, as their own tests have them."""
 
 from tests.relay.conftest import run_id, start_relay
+from tests.train.conftest import make_config, make_model, qwen2_path, sample
 
-__all__ = ["run_id", "start_relay"]
+__all__ = ["make_config", "make_model", "qwen2_path", "run_id", "sample", "start_relay"]

@@ -113,6 +113,26 @@ def test_a_resumed_run_is_one_run_without_the_steps_that_were_rolled_back(tmp_pa
     assert replay(tmp_path).difference is None
 
 
+def test_a_lost_trainer_s_steps_are_undone_in_history_and_metrics_and_done_again(tmp_path: Path):
+    run = RecordedRun(tmp_path, small_config(num_steps=8))
+    run.world.kill_trainer(7.0)
+    run.go()
+    history = run.history
+    assert [step.step for step in history.steps] == list(range(1, 9))
+    (undone,) = [incident for incident in history.incidents if incident.kind == "steps undone"]
+    (lost,) = [incident for incident in history.incidents if incident.kind == "trainer lost"]
+    assert undone.count >= 1
+    assert lost.cause == "rank 1: killed"
+    assert [record.step for record in history.evaluations] == [0, 2, 4, 6, 8]
+    times = [step.ended_at_s for step in history.steps]
+    assert times == sorted(times)
+    read = read_run(tmp_path)
+    assert read.history.steps == history.steps
+    assert read.history.evaluations == history.evaluations
+    assert read.summary.num_trainers_lost == 1
+    assert replay(tmp_path).difference is None
+
+
 def test_time_to_reward_is_that_of_the_first_five_steps_whose_mean_reaches_it(run: RecordedRun):
     steps = run.history.steps
     assert time_to_reward_s(steps, 0.0, 2.0) is None

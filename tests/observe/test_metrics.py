@@ -2,6 +2,7 @@ import math
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from laminar.observe.metric_names import TOPICS, is_listed, metrics_page
 from laminar.observe.metrics import MetricsWriter, merge_mini_batches, read_metrics
@@ -48,6 +49,22 @@ def test_tensorboard_gets_the_finite_values(tmp_path: Path):
     (path,) = (tmp_path / "tensorboard").iterdir()
     assert b"actor/lr" in path.read_bytes()
     assert b"actor/grad_norm" not in path.read_bytes()
+
+
+def test_the_lines_of_undone_steps_are_taken_back_and_written_once(tmp_path: Path):
+    writer = MetricsWriter(tmp_path, tensorboard=True)
+    for step in (1, 2, 3):
+        writer.write(step, float(step), {"actor/lr": step / 10})
+    writer.undo(1)
+    assert [row.step for row in read_metrics(tmp_path)] == [1]
+    for step in (2, 3):
+        writer.write(step, 10.0 + step, {"actor/lr": step / 100})
+    writer.close()
+    assert [(row.step, row.values["actor/lr"]) for row in read_metrics(tmp_path)] == [(1, 0.1), (2, 0.02), (3, 0.03)]
+    shown = EventAccumulator(str(tmp_path / "tensorboard"))
+    shown.Reload()
+    values = [(event.step, event.value) for event in shown.Scalars("actor/lr")]
+    assert values == [(1, pytest.approx(0.1)), (2, pytest.approx(0.02)), (3, pytest.approx(0.03))]
 
 
 def test_mini_batches_merge_by_what_their_names_end_in():

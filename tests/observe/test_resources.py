@@ -1,7 +1,12 @@
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable
 
+import pytest
+
+from laminar.observe import resources
 from laminar.observe.resources import MemorySampler, tree_pss_bytes
 
 HOLDER = "import time; held = bytearray(b'x') * (96 << 20); print('ready', flush=True); time.sleep(60)"
@@ -55,3 +60,20 @@ def test_a_sample_of_twenty_five_processes_costs_little():
         for process in processes:
             process.kill()
             process.wait(10)
+
+
+def test_a_sample_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    """The run that it was taken of has ended well."""
+    reached, go_on = threading.Event(), threading.Event()
+
+    def be_slow(root_pids: Iterable[int]) -> int:
+        reached.set()
+        assert go_on.wait(10)
+        return 1
+
+    monkeypatch.setattr(resources, "tree_pss_bytes", be_slow)
+    monkeypatch.setattr(resources, "STOP_DEADLINE_S", 0.05)
+    sampler = MemorySampler([1])
+    assert reached.wait(10)
+    assert sampler.stop() == 0
+    go_on.set()

@@ -211,6 +211,7 @@ def test_reader_keeps_its_version_while_many_newer_ones_arrive(start_machine: St
             send_version(machine.address, run_id, version, NUM_BYTES)
         assert half + bytes(leased.data[NUM_BYTES // 2 :]) == data
         assert machine.status().versions == (1, 9, 10, 11)
+    machine.wait_told("VersionEvicted", version=8)
     assert {one["version"] for one in machine.told("VersionEvicted")} == set(range(2, 9))
 
 

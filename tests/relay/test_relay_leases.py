@@ -182,3 +182,16 @@ def test_reader_waits_for_a_relay_that_is_only_starting(start_relay: StartRelay,
     threading.Timer(0.2, start_relay).start()
     with pytest.raises(VersionGone), lease(run_id, 0, TOKEN, None, DEADLINE_S):
         pass
+
+
+def test_other_processes_of_a_reader_open_what_is_lent_by_its_path(start_relay: StartRelay, run_id: str):
+    """As vLLM's workers do. When the lease has ended the path is gone, or leads elsewhere."""
+    relay = start_relay()
+    send_version(relay.address, run_id, 1, NUM_BYTES)
+    read = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read(int(sys.argv[2])))"
+    with lease(run_id, 0, TOKEN, 1, 5.0) as leased:
+        command = [sys.executable, "-c", read, leased.path, str(NUM_BYTES)]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=DEADLINE_S)
+        assert done.stdout == bytes(leased.data)
+        inode = os.stat(leased.path).st_ino
+    assert not Path(leased.path).exists() or os.stat(leased.path).st_ino != inode

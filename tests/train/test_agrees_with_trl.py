@@ -47,13 +47,12 @@ def test_loss_and_gradient_are_trls(stale, tmp_path, num_rows, clip_ratio_c):
 
     mini_batch = prepare(experiences, config, 0)
     expected = theirs.accumulate_gradient(trl_batch(experiences, mini_batch.advantages, filler=0), num_rows)
-    parts = ours.accumulate_gradient(mini_batch)
+    tokens = ours.accumulate_gradient(mini_batch)
 
-    loss = sum(mini_batch.weighted_sum(part.loss, part.rows).item() for part in parts)
-    assert loss == pytest.approx(expected, abs=1e-6)
-    assert sum(part.clipped.sum().item() for part in parts) > 0
+    assert mini_batch.weighted_sum(tokens.loss, tokens.rows).item() == pytest.approx(expected, abs=1e-6)
+    assert tokens.clipped.any()
     if clip_ratio_c is not None:
-        assert sum(part.clipped_lower.sum().item() for part in parts) > 0
+        assert tokens.clipped_lower.any()
     for (name, parameter), reference in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
         difference = (parameter.grad - reference.grad).norm()
         assert difference <= 1e-5 * reference.grad.norm() + 1e-8, name

@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from laminar.train.checkpoint import CheckpointNotSaved, list_complete, newest_complete, save_complete
 from laminar.train.export import export_hf
-from laminar.train.trainer import STATE_FILE, Trainer
+from laminar.train.sharded_state import METADATA_FILE
+from laminar.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -97,6 +98,6 @@ def test_an_export_loads_in_hugging_face(model_with_tokenizer, make_config, samp
 
     with pytest.raises(ValueError, match="is not empty"):
         export_hf(folder, model_with_tokenizer, tmp_path / "export")
-    (folder / STATE_FILE).unlink()
+    (folder / METADATA_FILE).unlink()
     with pytest.raises(ValueError, match="is no checkpoint"):
         export_hf(folder, model_with_tokenizer, tmp_path / "other")

@@ -24,9 +24,7 @@ async def start_sandbox(config: SandboxConfig) -> Sandbox:
         case LocalSandboxConfig():
             return await _start_local(config)
         case HttpSandboxConfig():
-            from laminar.envs.sandbox.http import HttpSandbox  # another's client, so only when chosen
-
-            return HttpSandbox(config)
+            return await _try_service(config)
 
 
 def reach_sandbox(config: SandboxConfig, address: Address) -> Sandbox:
@@ -38,6 +36,21 @@ def reach_sandbox(config: SandboxConfig, address: Address) -> Sandbox:
             from laminar.envs.sandbox.http import HttpSandbox  # another's client, so only when chosen
 
             return HttpSandbox(config)
+
+
+async def _try_service(config: HttpSandboxConfig) -> Sandbox:
+    """How it confines code is its own affair; that it runs some is seen here."""
+    from laminar.envs.sandbox.http import HttpSandbox  # another's client, so only when chosen
+
+    sandbox = HttpSandbox(config)
+    try:
+        answer = await sandbox.run("print('stands')")
+        if answer.output.strip() != "stands":
+            raise SandboxUnavailable(f"{config.url} ran print('stands') as {answer.text()!r} ({answer.status})")
+    except SandboxUnavailable as error:
+        await sandbox.close()
+        raise ValueError(f"sandbox.url={config.url}: {error}") from error
+    return sandbox
 
 
 async def _start_local(config: LocalSandboxConfig) -> Sandbox:

@@ -24,7 +24,7 @@ from laminar.rollout.engines.admission import Limits, refuse_impossible
 from laminar.rollout.engines.architecture import Architecture, tensor_shapes
 from laminar.rollout.engines.engine import Capabilities, Delta, EngineStats, ExportedKv, Request
 from laminar.rollout.engines.published import check_probe, refuse_misfits, refuse_without_probe
-from laminar.rollout.engines.vllm_process import VllmProcess
+from laminar.rollout.engines.vllm_process import GONE, VllmProcess
 from laminar.rollout.engines.vllm_requests import delta_of, refuse_near_greedy, sampling_of, scoring
 
 PREFIX_RESET_DEADLINE_S = 10.0
@@ -68,6 +68,8 @@ class VllmEngine:
         self._stop_token_ids = tuple(stop_token_ids)
         self._alive: dict[int, Alive] = {}
         self._unsent: deque[Alive] = deque()
+        self._given_up: list[str] = []
+        """Names of requests that ended with an error here, and that vLLM still has to be told to stop."""
         self._refused: list[Delta] = []
         """Last deltas of requests that vLLM would not take, not delivered yet."""
         self._work = asyncio.Event()
@@ -133,6 +135,9 @@ class VllmEngine:
                 deltas.append(delta)
                 if delta.stop_reason is not None:
                     del self._alive[alive.request.id]
+                if delta.stop_reason == "error":
+                    self._given_up.append(alive.name)
+                    self._submitted.set()
         if not deltas:
             self._process.check_alive()
         return deltas
@@ -148,6 +153,8 @@ class VllmEngine:
                 f"version {version} cannot be loaded while {len(self._alive)} requests are alive; abort them, and take "
                 "the last deltas from next()"
             )
+        async with self._talking:
+            await self._give_up()
         refuse_misfits(leased, tensor_shapes(self._architecture), self._architecture.model_type)
         refuse_without_probe(version, probe)
         self._version = None
@@ -185,13 +192,18 @@ class VllmEngine:
         self._process.close()
 
     async def _feed(self) -> None:
-        """Send what was submitted, in order."""
+        """Tell vLLM what to stop, and send what was submitted, in order."""
         while True:
             await self._submitted.wait()
             self._submitted.clear()
             async with self._talking:
+                await self._give_up()
                 while self._unsent:
                     await self._send(self._unsent.popleft())
+
+    async def _give_up(self) -> None:
+        names, self._given_up = self._given_up, []
+        await self.llm.abort(names)
 
     async def _send(self, alive: Alive) -> None:
         request = alive.request
@@ -214,7 +226,7 @@ class VllmEngine:
         try:
             output = alive.collector.get_nowait()
         except EngineDeadError:
-            self._process.die("vLLM's processes are gone")
+            self._process.die(GONE)
             return None
         return None if output is None else delta_of(alive.request, output, self._version)
 

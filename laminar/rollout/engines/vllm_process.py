@@ -6,13 +6,18 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
+
 from laminar.rollout.engines.engine import EngineDied
 from laminar.rollout.engines.vllm_folder import VllmFolder
+from laminar.rollout.engines.vllm_stats import StepStats, stat_logger
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
 
 DEATH_CHECK_INTERVAL_S = 0.1
+GONE = "vLLM's processes are gone"
 END_DEADLINE_S = 5
 """For vLLM's processes to end by themselves; they hold nothing worth more."""
 Result = TypeVar("Result")
@@ -30,18 +35,18 @@ class VllmProcess:
 
         In the caller's thread, because vLLM's scheduler is killed by the kernel when the thread that started it ends.
         """
-        from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
-
-        from laminar.rollout.engines.vllm_stats import StepStats, stat_logger
-
         self.stats = StepStats()
         self.stepped = asyncio.Event()
         self.death: str | None = None
         self._folder = VllmFolder()
-        with _temporary_files_in(str(self._folder.path)):
-            self.llm = AsyncLLM.from_engine_args(
-                arguments, stat_loggers=[stat_logger(self.stats, on_step=self.stepped.set)]
-            )
+        try:
+            with _temporary_files_in(str(self._folder.path)):
+                self.llm = AsyncLLM.from_engine_args(
+                    arguments, stat_loggers=[stat_logger(self.stats, on_step=self.stepped.set)]
+                )
+        except BaseException:
+            self._folder.close()
+            raise
         self._dead = asyncio.Event()
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
@@ -51,12 +56,15 @@ class VllmProcess:
         dying = asyncio.ensure_future(self._dead.wait())
         try:
             await asyncio.wait((calling, dying), return_when=asyncio.FIRST_COMPLETED)
-            if calling.done() and not self._dead.is_set():
+            if not self._dead.is_set():
                 return calling.result()
-            raise EngineDied(f"{self.death}, while {what}")
+        except EngineDeadError:
+            # It knows before _watch has looked.
+            self.die(GONE)
         finally:
             calling.cancel()
             dying.cancel()
+        raise EngineDied(f"{self.death}, while {what}")
 
     def check_alive(self) -> None:
         if self.death is not None:
@@ -78,7 +86,7 @@ class VllmProcess:
         """vLLM notes the end of its processes within a tenth of a second, and tells only who asks."""
         while True:
             if self.llm.errored:
-                self.die("vLLM's processes are gone")
+                self.die(GONE)
                 return
             await asyncio.sleep(DEATH_CHECK_INTERVAL_S)
 

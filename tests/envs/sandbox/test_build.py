@@ -3,8 +3,10 @@
 import pytest
 
 from laminar.config import HttpSandboxConfig, LocalSandboxConfig
-from laminar.envs.sandbox import build
-from laminar.envs.sandbox.build import start_sandbox
+from laminar.envs.sandbox import build, http
+from laminar.envs.sandbox.build import reach_sandbox, start_sandbox
+from laminar.envs.sandbox.channel import Address
+from laminar.envs.sandbox.client import SharedSandbox
 from laminar.envs.sandbox.http import HttpSandbox
 from laminar.envs.sandbox.inside import landlock
 from laminar.envs.sandbox.selftest import SandboxBroken
@@ -67,7 +69,15 @@ async def test_a_module_to_preload_that_is_not_there_is_named():
         await start_sandbox(LocalSandboxConfig(num_slots=1, preloaded=("nowhere",)))
 
 
-async def test_a_service_is_taken_as_it_is():
-    sandbox = await start_sandbox(HttpSandboxConfig(kind="http", url="http://127.0.0.1:1"))
-    assert isinstance(sandbox, HttpSandbox)
-    await sandbox.close()
+async def test_a_service_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr(http, "RETRY_S", 0.001)
+    with pytest.raises(ValueError, match=r"sandbox\.url=http://127\.0\.0\.1:1: .*ConnectError"):
+        await start_sandbox(HttpSandboxConfig(kind="http", url="http://127.0.0.1:1"))
+
+
+async def test_a_replica_reaches_its_machine_s_sandbox_or_the_service():
+    address = Address("run", 3, b"token")
+    assert isinstance(reach_sandbox(LocalSandboxConfig(), address), SharedSandbox)
+    service = reach_sandbox(HttpSandboxConfig(kind="http", url="http://127.0.0.1:1"), address)
+    assert isinstance(service, HttpSandbox)
+    await service.close()

@@ -1,5 +1,7 @@
 """Every engine's log-probs are the model's, whatever it goes through."""
 
+import copy
+
 import pytest
 import torch
 
@@ -78,3 +80,29 @@ def test_logprobs_equal_those_of_transformers(run, make_engine, models, name, te
     assert largest_error(model, requests, responses) < LOGPROB_ERROR_MAX
     assert [len(response.token_ids) for response in responses] == [r.num_new_tokens_max for r in requests]
     assert {response.stop_reason for response in responses} == {"length"}
+
+
+def test_a_broken_number_ends_its_own_request_only(run, make_engine, models):
+    """Token 90's embedding is NaN, which the probe does not meet; what it leaves behind must not reach its neighbours.
+
+    The engine is empty afterwards, also inside: the next load must not find a request that nobody waits for.
+    """
+    model = models["qwen2_untied"]
+    broken = copy.deepcopy(model.reference)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[90] = torch.nan
+    cursed = Request(9, (*range(50), 90, *range(9)), 400)
+    healthy = [Request(id_, tuple(range(id_, id_ + num)), 3, seed=id_) for id_, num in enumerate([80, 70, 60, 5, 6])]
+
+    async def scenario():
+        engine = await make_engine(model)
+        await engine.load(publish(broken, version=4))
+        mixed = await decode(engine, [cursed, *healthy])
+        await engine.load(publish(broken, version=5))
+        return mixed, await decode(engine, healthy)
+
+    mixed, again = run(scenario())
+    assert (mixed[0].stop_reason, mixed[0].token_ids) == ("error", [])
+    assert "version 4 gave log-prob nan" in mixed[0].cause
+    assert largest_error(model, healthy, mixed[1:]) < LOGPROB_ERROR_MAX
+    assert largest_error(model, healthy, again) < LOGPROB_ERROR_MAX

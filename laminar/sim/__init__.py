@@ -1,0 +1,1 @@
+"""Pretends: runs the control plane against a cluster that exists on a virtual clock only."""
