@@ -27,19 +27,13 @@ class Manager:
         if state.homeless:
             yield from self._house(state)
         if state.homeless or evaluation.due(state):
-            versions = [version for version, _ in self._by_version(state)]
-            for replica in state.empty_replicas():
-                yield from self._serve_first(state, replica, versions, now)
+            yield from self._serve_first(state, now)
         if state.stopping is not None or not self.more_will_come(state):
             return
         is_near = self._is_near(state, now)
         if is_near and state.trainer.phase is TrainerPhase.PUBLISHING:
             return
-        takers = self._schedule.takers(state)
-        for num_served, replica in enumerate(takers):
-            version = self._version_for_batch(state, replica, is_near=is_near)
-            if version is not None:
-                yield from self._admit(state, replica, version, len(takers) - num_served, now)
+        yield from self._begin_batches(state, now, is_near=is_near)
 
     def more_will_come(self, state: ClusterState) -> bool:
         """Whether groups beyond those dispatched may still be dispatched."""
@@ -47,6 +41,8 @@ class Manager:
 
     def _interrupt(self, state: ClusterState, now: float) -> Iterator[AnyCommand]:
         """Let each replica that decodes take the newest weights of its machine; held-out ones stay at theirs."""
+        if all(version >= state.trainer.version for version in state.index.num_serving):
+            return
         for replica in state.replicas.values():
             if not replica.trajectories or replica.evaluating or replica.loading is not None:
                 continue
@@ -125,17 +121,34 @@ class Manager:
 
     # ------------------------------------------------------------------------------------------- empty replicas
 
-    def _serve_first(
-        self, state: ClusterState, replica: Replica, versions: list[int | None], now: float
-    ) -> Iterator[AnyCommand]:
-        """What comes before new prompt groups: trajectories without a home (they need `versions`), evaluations."""
-        if (version := self._version_awaited_here(state, replica, versions)) is not None:
-            yield self._load(state, replica, version, now)
-        elif (due := evaluation.due(state)) and self._may_evaluate(state, replica, due.version):
-            if replica.version == due.version:
+    def _serve_first(self, state: ClusterState, now: float) -> Iterator[AnyCommand]:
+        """What comes before new prompt groups on an empty replica: trajectories without a home, evaluations."""
+        versions = [version for version, _ in self._by_version(state)]
+        due = evaluation.due(state)
+        is_loading = due is not None and self._is_loading(state, due.version)
+        for replica in state.empty_replicas():
+            if versions and (version := self._version_awaited_here(state, replica, versions)) is not None:
+                yield self._load(state, replica, version, now)
+                is_loading = is_loading or (due is not None and version == due.version)
+            elif due is not None and replica.version == due.version:
                 yield from evaluation.start(state, self._config, due, replica, self._num_evaluation_prompts, now)
-            else:
+                due = evaluation.due(state)
+                is_loading = due is not None and self._is_loading(state, due.version)
+            elif due is not None and not is_loading and due.version in state.versions_complete(replica.machine):
                 yield self._load(state, replica, due.version, now)
+                is_loading = True
+
+    def _begin_batches(self, state: ClusterState, now: float, *, is_near: bool) -> Iterator[AnyCommand]:
+        """Start them at the newest version that is here, unless a newer one is on its way and is near."""
+        takers, newest = self._schedule.takers(state), state.trainer.version
+        if not takers:
+            return
+        arrived = dict.fromkeys(machine for machine, relay in state.relays.items() if newest in relay.complete)
+        for num_served, replica in enumerate(takers):
+            if replica.version == newest or replica.machine in arrived:
+                yield from self._admit(state, replica, newest, len(takers) - num_served, now)
+            elif not is_near and (version := _newest_here(state, replica)) is not None:
+                yield from self._admit(state, replica, version, len(takers) - num_served, now)
 
     def _admit(
         self, state: ClusterState, replica: Replica, version: int, num_takers: int, now: float
@@ -162,12 +175,6 @@ class Manager:
                 return wanted
         return None
 
-    def _may_evaluate(self, state: ClusterState, replica: Replica, version: int) -> bool:
-        """The replica has the version, or can load it and no other is doing so."""
-        if replica.version == version:
-            return True
-        return version in state.versions_complete(replica.machine) and not self._is_loading(state, version)
-
     def _is_loading(self, state: ClusterState, version: int) -> bool:
         return any(
             p.awaited is Awaited.LOAD and p.version == version and p.replica in state.replicas
@@ -178,14 +185,6 @@ class Manager:
         """Whether the filter has dropped so many groups since the last step that no more are admitted for it."""
         batch, factor = self._config.batch, self._config.buffer.max_refill_factor
         return state.num_groups_refilled >= (factor - 1) * batch.num_prompts_per_step and state.num_groups_refilled > 0
-
-    def _version_for_batch(self, state: ClusterState, replica: Replica, *, is_near: bool) -> int | None:
-        """The version to start the next batch at; none: there is none yet, or one is on its way and is near."""
-        newest, held = state.newest_complete(replica.machine), replica.version
-        if newest is None or (held is not None and held > newest):
-            newest = held
-        is_coming = newest is None or newest < state.trainer.version
-        return None if is_coming and is_near else newest
 
     def _is_near(self, state: ClusterState, now: float) -> bool:
         """Whether a version that is on its way is expected soon enough to be waited for."""
@@ -213,6 +212,12 @@ class Manager:
             )[1]
         ]
         return Generate(state.new_command(), replica.id, replica.version, tuple(assignments))
+
+
+def _newest_here(state: ClusterState, replica: Replica) -> int | None:
+    """The newest version that it holds or could load."""
+    on_relay = state.newest_complete(replica.machine)
+    return replica.version if on_relay is None else max(on_relay, -1 if replica.version is None else replica.version)
 
 
 def settle(state: ClusterState, trajectory: Trajectory, home: Replica) -> None:
