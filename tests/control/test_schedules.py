@@ -220,3 +220,12 @@ def test_under_every_other_schedule_a_trajectory_has_one_version(schedule: Sched
     world, control = finish(schedule)
     assert all(len(set(versions)) == 1 for versions in world.versions.values())
     assert control.state.counters.num_interrupts == 0
+
+
+def test_a_replica_that_comes_alone_leaves_the_others_their_share_of_the_room():
+    """With eight replicas and a capacity of 16 groups each takes two, though one alone may hold four."""
+    config = make_config(num_replicas=8, num_machines=4, interval_steps=None)
+    world, control = FakeWorld(config, seed=0), make_plane(config)
+    world.run(control)
+    sizes = [len({a.group for a in c.trajectories}) for _, c in world.commands if isinstance(c, m.Generate)]
+    assert max(sizes) == 2

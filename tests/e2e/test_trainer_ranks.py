@@ -1,6 +1,7 @@
 """Whole runs whose trainer has two ranks: they train, and one that dies costs steps, not the run."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -29,7 +30,8 @@ def test_a_rank_that_dies_brings_the_trainer_back_to_its_checkpoint_and_the_run_
     assert summary["num_trajectories_trained"] == 8 * 16
     assert summary["num_trajectories_lost"] == 0
     (lost,) = run.events("TrainerLost")
-    assert lost["cause"].startswith("rank 1: its process died")
+    # The other one may die of it before Ray tells of the first.
+    assert re.match(r"rank [01]: its process died", lost["cause"]), lost["cause"]
     assert [started["attempt"] for started in run.events("TrainerStarted")] == [0, 1]
     check_history(run.run_dir, num_steps=8)
     assert replay(run.run_dir).difference is None

@@ -66,10 +66,14 @@ def build_schedule(config: Config) -> Schedule:
             return PartialRollout(config, staleness_max)
 
 
+def capacity_of_buffer(config: Config) -> int:
+    """Prompt groups that may be dispatched and not yet trained."""
+    return int(config.buffer.capacity_steps * config.batch.num_prompts_per_step)
+
+
 def room_in_buffer(state: ClusterState, config: Config) -> int:
     """Prompt groups that may be dispatched now: up to the capacity, and never more than the run will train."""
-    capacity = int(config.buffer.capacity_steps * config.batch.num_prompts_per_step)
-    room = capacity - state.num_groups_outstanding
+    room = capacity_of_buffer(config) - state.num_groups_outstanding
     if config.trainer.num_steps is not None:
         num_steps_left = config.trainer.num_steps - state.trainer.step
         room = min(room, num_steps_left * config.batch.num_prompts_per_step - state.num_groups_outstanding)

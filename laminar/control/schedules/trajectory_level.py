@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from laminar.config import Config
 from laminar.control.messages import GroupId
-from laminar.control.schedules.schedule import room_in_buffer, whole_step
+from laminar.control.schedules.schedule import capacity_of_buffer, room_in_buffer, whole_step
 from laminar.control.state import ClusterState, Replica
 
 
@@ -20,9 +20,14 @@ class TrajectoryLevel:
         return state.empty_replicas() if room_in_buffer(state, self._config) else ()
 
     def num_groups_wanted(self, state: ClusterState, replica: Replica, version: int, num_takers: int) -> int:
-        """A fair share of the room among the replicas that could take work now."""
-        fair_share = -(-room_in_buffer(state, self._config) // num_takers)
-        return min(self._config.rollout.num_groups_per_replica_max, fair_share)
+        """A fair share of the room among the replicas that could take work now.
+
+        At most an equal share of the whole capacity: a replica that comes alone would else leave no room for those
+        whose batches end next, and with many replicas most of them would wait.
+        """
+        room, capacity = room_in_buffer(state, self._config), capacity_of_buffer(self._config)
+        fair_share, equal_share = -(-room // num_takers), -(-capacity // len(state.replicas))
+        return min(self._config.rollout.num_groups_per_replica_max, fair_share, equal_share)
 
     def groups_to_train(self, state: ClusterState, *, all_here: bool) -> Sequence[GroupId]:
         return whole_step(state, self._config, all_here=all_here)
