@@ -33,6 +33,8 @@ class RunStarted(Event, frozen=True):
     """The first event of every start: these machines are there, their relays and the trainer are coming up."""
 
     machines: tuple[MachineId, ...]
+    num_replicas: tuple[int, ...]
+    """That each machine gets, in the same order."""
 
 
 class Tick(Event, frozen=True):
