@@ -8,7 +8,7 @@ VLLM_TESTS := tests/rollout tests/e2e
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart quickstart-tools test test-vllm check setup bench soak-relay seeds compare crash docs clean
+.PHONY: quickstart quickstart-tools test test-vllm check setup bench soak-relay seeds compare chaos crash docs clean
 
 quickstart: $(VENV)/core  ## train the quickstart model on CPU and write runs/quickstart/report.html
 	$(BIN)/laminar run configs/quickstart.yaml --fresh $(ARGS)
@@ -52,6 +52,9 @@ seeds: $(VENV)/core  ## the quickstart with ten seeds, as in docs/results.md
 compare: $(VENV)/dev  ## trajectory_level against synchronous, repack on against off, three seeds each
 	$(BIN)/python -m scripts.compare
 	$(BIN)/python -m scripts.compare_repack
+
+chaos: $(VENV)/core  ## a thousand simulated runs with faults, each checked after every event
+	$(BIN)/laminar chaos --seeds 1000
 
 crash: $(VENV)/core  ## kill a run 20 times at random moments, resume it each time, and check that nothing shows
 	$(BIN)/python -m scripts.crash

@@ -1,4 +1,4 @@
-"""The command line: laminar run | sim | config | replay | report | export | bench."""
+"""The command line: laminar run | sim | chaos | config | replay | report | export | bench."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from laminar import __version__
 from laminar.settings import all_settings, load_config
 
-BENCHMARKS = ("engine", "loop", "moves", "relay", "rewards", "sandbox", "trainer", "vllm")
+BENCHMARKS = ("control", "engine", "loop", "moves", "relay", "rewards", "sandbox", "trainer", "vllm")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--json", action="store_true", help="one JSON object a schedule")
     sim.set_defaults(do=_sim)
 
+    chaos = commands.add_parser("chaos", help="look for a fault that breaks the control plane, in simulation")
+    chaos.add_argument("config", type=Path, nargs="?", help="YAML file to simulate; without it a small cluster")
+    chaos.add_argument("--seeds", type=int, default=100, metavar="N", help="scenarios to try (default 100)")
+    chaos.add_argument("--first", type=int, default=0, metavar="SEED", help="the first one's seed (default 0)")
+    chaos.add_argument("--scenario", type=Path, metavar="FILE", help="run this scenario again instead")
+    chaos.add_argument("--json", action="store_true", help="one JSON object a seed")
+    chaos.set_defaults(do=_chaos)
+
     config = commands.add_parser("config", help="list every setting, its default, unit and meaning")
     config.set_defaults(do=_config)
 
@@ -104,6 +112,18 @@ def _sim(arguments: argparse.Namespace) -> int:
     return compare(config, parse_schedules(arguments.schedules), as_json=arguments.json)
 
 
+def _chaos(arguments: argparse.Namespace) -> int:
+    from laminar.sim.hunt import default_config, hunt, rerun
+
+    if arguments.seeds < 1:
+        raise ValueError(f"--seeds {arguments.seeds}: at least one is needed")
+    config = default_config() if arguments.config is None else load_config(arguments.config, ())
+    if arguments.scenario is not None:
+        return rerun(config, arguments.scenario, as_json=arguments.json)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    return hunt(config, seeds, as_json=arguments.json)
+
+
 def _config(arguments: argparse.Namespace) -> int:
     del arguments
     for setting in all_settings():
@@ -137,6 +157,8 @@ def _export(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     options = ["--json"] if arguments.json else []
     match arguments.what:
+        case "control":
+            from laminar.bench.control import main as bench
         case "engine":
             from laminar.bench.engine import main as bench
         case "relay":

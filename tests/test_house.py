@@ -142,3 +142,15 @@ def test_every_folder_of_tests_is_a_package():
 
 def test_every_setting_has_a_meaning():
     assert [setting.name for setting in all_settings() if not setting.meaning] == []
+
+
+def test_nobody_left_a_merge_half_done():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode != 0:
+        pytest.skip("this is no git checkout")
+    marks = tuple(7 * sign + " " for sign in "<>")
+    for name in filter(None, listed.stdout.split("\0")):
+        path = ROOT / name
+        if path.suffix in (".md", ".py", ".yaml", ".toml", ".txt", "") and path.is_file():
+            for line in path.read_text(errors="replace").splitlines():
+                assert not line.startswith(marks), f"{name}: {line}"

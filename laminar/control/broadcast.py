@@ -135,10 +135,7 @@ def restart_clocks(state: ClusterState, now: float) -> None:
 
 def retain(state: ClusterState) -> Iterator[AnyCommand]:
     """Tell the relays which versions live trajectories or due evaluations need, when that changed."""
-    needed: dict[int, None] = {}
-    for replica in state.replicas.values():
-        if replica.version is not None and replica.trajectories:
-            needed[replica.version] = None
+    needed = dict.fromkeys(state.index.num_serving)
     for id in state.homeless:
         if (version := state.trajectories[id].newest_version) is not None:
             needed[version] = None

@@ -78,6 +78,7 @@ def lose_replica(state: ClusterState, config: Config, id: ReplicaId, cause: str,
     for inbound in tuple(replica.inbound):
         state.trajectories[inbound].target = None
     del state.replicas[id]
+    state.index.remove(id)
     for command in [c for c, p in state.pending.items() if p.replica == id]:
         del state.pending[command]
     yield StopReplica(state.new_command(), id, cause)
@@ -152,6 +153,7 @@ def fail_command(state: ClusterState, config: Config, id: CommandId, cause: str,
             assert pending.replica is not None, f"{pending} names no replica"
             yield from lose_replica(state, config, pending.replica, cause, now)
         case Awaited.SCORES:
+            state.num_scores_awaited -= len(pending.trajectories)
             late = [t for id in pending.trajectories if (t := state.trajectories.get(id)) is not None]
             waiting = [t for t in late if t.state is TrajectoryState.FINISHED]
             yield from scoring.fail(state, config, [(t, f"reward_lost: {cause}") for t in waiting], now)

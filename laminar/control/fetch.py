@@ -4,7 +4,9 @@ A version that live trajectories need is kept on NUM_COPIES machines, so that th
 and it is fetched to a machine whose empty replica could take up homeless trajectories of it, if no such machine has it.
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from laminar.config import Config
 from laminar.control.messages import AnyCommand, Fetch, MachineId
@@ -20,10 +22,11 @@ def order(state: ClusterState, config: Config, now: float) -> Iterator[AnyComman
     if now < state.fetch_again_at_s:
         return
     for version in state.retained:
-        holders = [m for m, relay in state.relays.items() if relay.started and version in relay.complete]
-        if not holders or version >= state.trainer.version or _is_fetched(state, version):
+        holders = list(islice(_holders(state, version), NUM_COPIES)) if version < state.trainer.version else []
+        is_safe = len(holders) == NUM_COPIES and not _is_awaited(state, version)
+        if not holders or is_safe or _is_fetched(state, version):
             continue
-        machine = _machine_in_need(state, version, holders)
+        machine = _machine_in_need(state, version)
         if machine is None and len(holders) < NUM_COPIES:
             machine = _machine_with_room(state, config, version)
         if machine is not None:
@@ -42,26 +45,37 @@ def forget(state: ClusterState, machine: MachineId) -> None:
         del state.pending[command]
 
 
+def _holders(state: ClusterState, version: int) -> Iterator[MachineId]:
+    return (machine for machine, relay in state.relays.items() if relay.started and version in relay.complete)
+
+
+def _is_awaited(state: ClusterState, version: int) -> bool:
+    """Whether homeless trajectories can only go on under it."""
+    return any(state.trajectories[id].version == version for id in state.homeless)
+
+
 def _is_fetched(state: ClusterState, version: int) -> bool:
     return any(p.awaited is Awaited.FETCH and p.version == version for p in state.pending.values())
 
 
-def _machine_in_need(state: ClusterState, version: int, holders: list[MachineId]) -> MachineId | None:
+def _machine_in_need(state: ClusterState, version: int) -> MachineId | None:
     """Where an empty replica could load it for homeless trajectories; none if they have, or will have, a home."""
-    if not any(state.trajectories[id].version == version for id in state.homeless):
+    if not _is_awaited(state, version):
         return None
     if any(r.version == version for r in state.replicas.values()):
         return None
     if any(p.awaited is Awaited.LOAD and p.version == version for p in state.pending.values()):
         return None
-    empty = [r.machine for r in state.replicas.values() if r.empty and _is_up(state, r.machine)]
+    empty = [r.machine for r in state.empty_replicas() if _is_up(state, r.machine)]
+    holders = dict.fromkeys(_holders(state, version))
     return None if not empty or any(machine in holders for machine in empty) else empty[0]
 
 
 def _machine_with_room(state: ClusterState, config: Config, version: int) -> MachineId | None:
     """The machine with most room among those that lack it; none where it would push out what is needed as well."""
+    coming = Counter(p.machine for p in state.pending.values() if p.awaited is Awaited.FETCH)
     rooms = {
-        machine: config.relay.num_versions_kept - _num_needed(state, relay)
+        machine: config.relay.num_versions_kept - coming[machine] - _num_needed(state, relay)
         for machine, relay in state.relays.items()
         if relay.started and version not in relay.complete
     }
@@ -71,9 +85,8 @@ def _machine_with_room(state: ClusterState, config: Config, version: int) -> Mac
 
 
 def _num_needed(state: ClusterState, relay: Relay) -> int:
-    """Versions on a relay, or on their way to it by fetch, that must stay: the newest and those retained."""
-    coming = sum(p.awaited is Awaited.FETCH and p.machine == relay.machine for p in state.pending.values())
-    return coming + sum(v in state.retained or v == relay.complete[-1] for v in relay.complete)
+    """Versions on a relay that must stay: the newest and those retained."""
+    return sum(v in state.retained or v == relay.complete[-1] for v in relay.complete)
 
 
 def _is_up(state: ClusterState, machine: MachineId) -> bool:

@@ -38,6 +38,7 @@ def dispatch(
         group.trajectories.append(id)
         replica.trajectories[id] = None
         assignments.append(Assignment(id, 0, group.id, prompt))
+    state.index.update(replica)
     (state.evaluation_ledger if evaluation else state.ledger).dispatched += size
     return group, assignments
 
@@ -102,8 +103,10 @@ def leave_replica(state: ClusterState, trajectory: Trajectory) -> None:
         replica.trajectories.pop(trajectory.id, None)
         if not replica.trajectories and not replica.inbound:
             replica.evaluating = replica.in_tail = False
+        state.index.update(replica)
     if trajectory.target is not None and (target := state.replicas.get(trajectory.target)):
         target.inbound.pop(trajectory.id, None)
+        state.index.update(target)
     state.homeless.pop(trajectory.id, None)
     trajectory.replica = trajectory.target = None
 
@@ -112,6 +115,7 @@ def stay(state: ClusterState, trajectory: Trajectory) -> None:
     """It ended on its replica before it could be moved; what is left is the report of it."""
     if trajectory.target is not None and (target := state.replicas.get(trajectory.target)):
         target.inbound.pop(trajectory.id, None)
+        state.index.update(target)
     trajectory.target = None
     trajectory.state = TrajectoryState.DECODING
 

@@ -27,14 +27,19 @@ class Manager:
         if state.homeless:
             yield from self._house(state)
         if state.homeless or evaluation.due(state):
-            for replica in state.replicas.values():
-                if replica.empty:
-                    yield from self._serve_first(state, replica, now)
+            versions = [version for version, _ in self._by_version(state)]
+            for replica in state.empty_replicas():
+                yield from self._serve_first(state, replica, versions, now)
         if state.stopping is not None or not self.more_will_come(state):
+            return
+        is_near = self._is_near(state, now)
+        if is_near and state.trainer.phase is TrainerPhase.PUBLISHING:
             return
         takers = self._schedule.takers(state)
         for num_served, replica in enumerate(takers):
-            yield from self._admit(state, replica, len(takers) - num_served, now)
+            version = self._version_for_batch(state, replica, is_near=is_near)
+            if version is not None:
+                yield from self._admit(state, replica, version, len(takers) - num_served, now)
 
     def more_will_come(self, state: ClusterState) -> bool:
         """Whether groups beyond those dispatched may still be dispatched."""
@@ -112,14 +117,19 @@ class Manager:
         return min(batch, -(-num_unfinished // max(1, len(serving))) + self._config.batch.group_size)
 
     def _version_survives(self, state: ClusterState, version: int) -> bool:
+        """Whether it is somewhere, or on its way: the newest comes to every relay, however often the chain breaks."""
+        if version == state.trainer.version or self._is_loading(state, version):
+            return True
         on_relay = any(version in relay.complete for relay in state.relays.values())
         return on_relay or any(r.version == version for r in state.replicas.values())
 
     # ------------------------------------------------------------------------------------------- empty replicas
 
-    def _serve_first(self, state: ClusterState, replica: Replica, now: float) -> Iterator[AnyCommand]:
-        """What comes before new prompt groups: trajectories without a home, evaluations."""
-        if (version := self._version_awaited_here(state, replica)) is not None:
+    def _serve_first(
+        self, state: ClusterState, replica: Replica, versions: list[int | None], now: float
+    ) -> Iterator[AnyCommand]:
+        """What comes before new prompt groups: trajectories without a home (they need `versions`), evaluations."""
+        if (version := self._version_awaited_here(state, replica, versions)) is not None:
             yield self._load(state, replica, version, now)
         elif (due := evaluation.due(state)) and self._may_evaluate(state, replica, due.version):
             if replica.version == due.version:
@@ -127,11 +137,10 @@ class Manager:
             else:
                 yield self._load(state, replica, due.version, now)
 
-    def _admit(self, state: ClusterState, replica: Replica, num_takers: int, now: float) -> Iterator[AnyCommand]:
+    def _admit(
+        self, state: ClusterState, replica: Replica, version: int, num_takers: int, now: float
+    ) -> Iterator[AnyCommand]:
         """Give it new prompt groups, or first the weights that they are to be sampled from."""
-        version = self._version_for_batch(state, replica, now)
-        if version is None:
-            return
         wanted = self._schedule.num_groups_wanted(state, replica, version, num_takers)
         num_groups = min(wanted, self._order.num_left(state))
         if num_groups > 0 and version == replica.version:
@@ -140,13 +149,13 @@ class Manager:
             state.counters.num_refreshes += replica.version is not None
             yield self._load(state, replica, version, now)
 
-    def _version_awaited_here(self, state: ClusterState, replica: Replica) -> int | None:
+    def _version_awaited_here(self, state: ClusterState, replica: Replica, versions: list[int | None]) -> int | None:
         """The version of the oldest homeless trajectory that this replica could load, unless one is loading it.
 
         The newest one, for those that start again, any number of replicas may load.
         """
-        available = state.versions_complete(replica.machine)
-        for version, _ in self._by_version(state):
+        available = state.versions_complete(replica.machine) if versions else ()
+        for version in versions:
             wanted = state.trainer.version if version is None else version
             is_free = version is None or not self._is_loading(state, wanted)
             if wanted != replica.version and wanted in available and is_free:
@@ -170,17 +179,18 @@ class Manager:
         batch, factor = self._config.batch, self._config.buffer.max_refill_factor
         return state.num_groups_refilled >= (factor - 1) * batch.num_prompts_per_step and state.num_groups_refilled > 0
 
-    def _version_for_batch(self, state: ClusterState, replica: Replica, now: float) -> int | None:
-        """The version to start the next batch at; none: one is on its way and worth waiting for."""
-        trainer = state.trainer
-        available = state.versions_complete(replica.machine)
-        newest_here = max(available[-1] if available else -1, -1 if replica.version is None else replica.version)
-        is_coming = trainer.phase is TrainerPhase.PUBLISHING or newest_here < trainer.version
+    def _version_for_batch(self, state: ClusterState, replica: Replica, *, is_near: bool) -> int | None:
+        """The version to start the next batch at; none: there is none yet, or one is on its way and is near."""
+        newest, held = state.newest_complete(replica.machine), replica.version
+        if newest is None or (held is not None and held > newest):
+            newest = held
+        is_coming = newest is None or newest < state.trainer.version
+        return None if is_coming and is_near else newest
+
+    def _is_near(self, state: ClusterState, now: float) -> bool:
+        """Whether a version that is on its way is expected soon enough to be waited for."""
         wait_max_s = self._schedule.refresh_wait_max_s
-        is_near = trainer.broadcast_s <= wait_max_s and now < trainer.published_at_s + wait_max_s
-        if newest_here < 0 or (is_coming and is_near):
-            return None
-        return newest_here
+        return state.trainer.broadcast_s <= wait_max_s and now < state.trainer.published_at_s + wait_max_s
 
     def _load(
         self, state: ClusterState, replica: Replica, version: int, now: float, *, interrupt: bool = False
@@ -188,6 +198,7 @@ class Manager:
         replica.loading = state.expect(
             Awaited.LOAD, now, self._config.faults.load_deadline_s, replica=replica.id, version=version
         )
+        state.index.update(replica)
         return Load(replica.loading, replica.id, version, interrupt)
 
     def _generate(self, state: ClusterState, replica: Replica, num_groups: int, now: float) -> Generate:
@@ -209,6 +220,7 @@ def settle(state: ClusterState, trajectory: Trajectory, home: Replica) -> None:
     state.homeless.pop(trajectory.id, None)
     home.trajectories[trajectory.id] = None
     home.evaluating = trajectory.evaluation
+    state.index.update(home)
     trajectory.replica, trajectory.target = home.id, None
     assert home.version is not None, f"{home} would go on without weights"
     trajectory.sample_from(home.version)

@@ -1,4 +1,8 @@
-"""Defines what messages are made of: the ids, and the records that several events or commands carry."""
+"""Defines what messages are made of: the ids, and the records that several events or commands carry.
+
+The records hold numbers and text only, so no garbage collector needs to look at them (`gc=False`): thousands come and
+go every second.
+"""
 
 from typing import NewType
 
@@ -12,7 +16,7 @@ TrajectoryId = NewType("TrajectoryId", int)
 CommandId = NewType("CommandId", int)
 
 
-class DecodeCost(msgspec.Struct, frozen=True):
+class DecodeCost(msgspec.Struct, frozen=True, gc=False):
     """Seconds of one engine step: `floor_s + per_kv_token_s * KV tokens + per_running_s * trajectories running`."""
 
     floor_s: float
@@ -20,7 +24,7 @@ class DecodeCost(msgspec.Struct, frozen=True):
     per_running_s: float
 
 
-class Progress(msgspec.Struct, frozen=True):
+class Progress(msgspec.Struct, frozen=True, gc=False):
     """How far an unfinished trajectory is: response tokens so far, tool output included."""
 
     trajectory: TrajectoryId
@@ -29,7 +33,7 @@ class Progress(msgspec.Struct, frozen=True):
     waiting_for_tool: bool = False
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """The whole response is there; `truncated` when the length limit ended it."""
 
     trajectory: TrajectoryId
@@ -38,7 +42,7 @@ class Finished(msgspec.Struct, frozen=True):
     truncated: bool
 
 
-class Failed(msgspec.Struct, frozen=True):
+class Failed(msgspec.Struct, frozen=True, gc=False):
     """A trajectory that could not go on (engine, environment or reward), and why."""
 
     trajectory: TrajectoryId
@@ -46,13 +50,13 @@ class Failed(msgspec.Struct, frozen=True):
     cause: str
 
 
-class Score(msgspec.Struct, frozen=True):
+class Score(msgspec.Struct, frozen=True, gc=False):
     trajectory: TrajectoryId
     attempt: int
     score: float
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True, gc=False):
     """One trajectory given to a replica. `num_tokens` response tokens exist already (0: from the prompt)."""
 
     trajectory: TrajectoryId

@@ -51,7 +51,7 @@ from laminar.control.messages import (
 from laminar.control.prompts import PromptOrder
 from laminar.control.schedules.schedule import build_schedule
 from laminar.control.state import ClusterState, Relay, TrainerPhase
-from laminar.control.trajectory_state import ON_REPLICA, UNFINISHED, Trajectory, TrajectoryState
+from laminar.control.trajectory_state import Trajectory, TrajectoryState
 
 
 class ControlPlane:
@@ -166,6 +166,7 @@ class ControlPlane:
             self.state.counters.num_late_messages += 1
             return
         replica.started, replica.heard_at_s = True, now
+        self.state.index.update(replica)
         replica.kv_capacity_tokens = event.kv_capacity_tokens
         replica.decode_cost = event.decode_cost
         replica.decode_batch_max = self.config.repack.decode_batch_max or costs.decode_batch_max(
@@ -196,23 +197,20 @@ class ControlPlane:
         yield from scoring.ask(self.state, self.config, finished, now)
 
     def _take_in_progress(self, event: ReplicaReport | Released) -> None:
+        replica = event.replica
         for progress in event.progress:
-            trajectory = self._current(progress, event.replica)
+            trajectory = self._current(progress, replica)
             # A repeated report may be behind what is known; an attempt's tokens only become more.
             if trajectory is not None and progress.num_tokens >= trajectory.num_tokens:
                 trajectory.num_tokens = progress.num_tokens
-                if trajectory.state in ON_REPLICA:
+                if trajectory.state is not TrajectoryState.MOVING:
                     trajectory.state = _state_of(progress)
 
     def _current(self, message: Progress | Finished | Failed, replica: ReplicaId) -> Trajectory | None:
         """The trajectory, if the message is about its present attempt on its present replica."""
         trajectory = self.state.trajectories.get(message.trajectory)
-        if (
-            trajectory is None
-            or trajectory.attempt != message.attempt
-            or trajectory.replica != replica
-            or trajectory.state not in UNFINISHED
-        ):
+        # One that has finished is on no replica.
+        if trajectory is None or trajectory.attempt != message.attempt or trajectory.replica != replica:
             self.state.counters.num_late_messages += 1
             return None
         return trajectory
@@ -226,6 +224,7 @@ class ControlPlane:
             state.counters.num_late_messages += 1
             return
         source.heard_at_s, source.releasing = now, None
+        state.index.update(source)
         self._take_in_progress(event)
         stopped = dict.fromkeys(p.trajectory for p in event.progress)
         moved: dict[ReplicaId, list[Trajectory]] = {}
@@ -249,6 +248,7 @@ class ControlPlane:
             return
         replica.heard_at_s, replica.loading = now, None
         replica.version = event.version
+        self.state.index.update(replica)
         self.state.counters.num_loads += 1
         # Under an interrupt; what they had before was reported before.
         for id in replica.trajectories:
@@ -261,6 +261,7 @@ class ControlPlane:
             yield from faults.fail_command(self.state, self.config, event.command, event.cause, now)
         elif self.state.pending.pop(event.command, None) is not None:
             replica.loading = None
+            self.state.index.update(replica)
             self.state.counters.num_loads_failed += 1
             self._drop_version(replica.machine, event.version)
 

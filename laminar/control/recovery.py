@@ -6,6 +6,7 @@ begin again, since no relay holds the version that they came from.
 """
 
 from laminar.control import groups, staleness
+from laminar.control.index import Index
 from laminar.control.state import ClusterState, Trainer
 from laminar.control.trajectory_state import UNFINISHED, TrajectoryState
 
@@ -22,9 +23,11 @@ def recover(state: ClusterState, *, step: int) -> None:
             state.homeless[trajectory.id] = None
     version = max(state.trainer.version, state.trainer.version_ordered)
     state.replicas.clear()
+    state.index = Index()
     state.relays.clear()
     state.chain = []
     state.pending.clear()
+    state.num_scores_awaited = 0
     state.retained = ()
     state.fetch_again_at_s = 0.0
     state.trainer = Trainer(step=step, version=version, version_ordered=version, saving_step=step, saved_step=step)

@@ -14,13 +14,12 @@ START_UP_S = 60.0
 
 def ask(state: ClusterState, config: Config, finished: Sequence[Trajectory], now: float) -> Iterator[AnyCommand]:
     """One command for the training ones and one for the held-out ones among them."""
-    num_queued = sum(len(p.trajectories) for p in state.pending.values() if p.awaited is Awaited.SCORES)
     for evaluation in (False, True):
         chosen = [t for t in finished if t.evaluation == evaluation]
         if chosen:
             # Whatever was asked for before comes first.
-            num_queued += len(chosen)
-            num_rounds = -(-num_queued // config.reward.num_workers)
+            state.num_scores_awaited += len(chosen)
+            num_rounds = -(-state.num_scores_awaited // config.reward.num_workers)
             id = state.expect(
                 Awaited.SCORES,
                 now,
@@ -31,7 +30,8 @@ def ask(state: ClusterState, config: Config, finished: Sequence[Trajectory], now
 
 
 def take_in(state: ClusterState, config: Config, event: Scored, now: float) -> Iterator[AnyCommand]:
-    state.pending.pop(event.command, None)
+    if (pending := state.pending.pop(event.command, None)) is not None:
+        state.num_scores_awaited -= len(pending.trajectories)
     for score in event.scores:
         if trajectory := _awaiting(state, score):
             yield from groups.score(state, config, trajectory, score.score)

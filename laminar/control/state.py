@@ -9,80 +9,12 @@ from typing import assert_never
 
 import msgspec
 
-from laminar.control.messages import (
-    CommandId,
-    DecodeCost,
-    GroupId,
-    MachineId,
-    ReplicaId,
-    TrajectoryId,
-)
+from laminar.control.index import Index, index_of
+from laminar.control.messages import CommandId, GroupId, MachineId, ReplicaId, TrajectoryId
 from laminar.control.relay_state import Relay, Sender
+from laminar.control.replica_state import Phase as Phase  # Part of what others import from here.
+from laminar.control.replica_state import Replica
 from laminar.control.trajectory_state import Group, Trajectory, TrajectoryState
-
-
-class Phase(StrEnum):
-    """What a replica is doing, as the timeline shows it."""
-
-    STARTING = "starting"
-    LOADING = "loading"
-    GENERATING = "generating"
-    TAIL = "tail"
-    """No work waits and KV utilization has begun to fall."""
-    REPACKED = "repacked"
-    """Its trajectories are being moved away."""
-    EVALUATING = "evaluating"
-    IDLE = "idle"
-
-
-class Replica(msgspec.Struct):
-    id: ReplicaId
-    machine: MachineId
-    heard_at_s: float
-    started: bool = False
-    version: int | None = None
-    kv_capacity_tokens: int = 0
-    decode_batch_max: int = 1
-    decode_cost: DecodeCost | None = None
-    kv_utilization: float = 0.0
-    kv_utilization_at_check: float = 0.0
-    num_running: int = 0
-    num_waiting: int = 0
-    num_preemptions: int = 0
-    num_waiting_without_kv: int = 0
-    """Trajectories here that wait for a tool and whose KV is gone."""
-    in_tail: bool = False
-    evaluating: bool = False
-    trajectories: dict[TrajectoryId, None] = {}
-    inbound: dict[TrajectoryId, None] = {}
-    """Trajectories on their way here by repack; they pin the version."""
-    loading: CommandId | None = None
-    releasing: CommandId | None = None
-
-    @property
-    def phase(self) -> Phase:
-        if not self.started:
-            return Phase.STARTING
-        if self.loading is not None:
-            return Phase.LOADING
-        if self.releasing is not None:
-            return Phase.REPACKED
-        if self.evaluating:
-            return Phase.EVALUATING
-        if not self.trajectories and not self.inbound:
-            return Phase.IDLE
-        return Phase.TAIL if self.in_tail else Phase.GENERATING
-
-    @property
-    def empty(self) -> bool:
-        """Whether its batch has ended and nothing is on its way: it may load or take a new batch."""
-        return (
-            self.started
-            and self.loading is None
-            and self.releasing is None
-            and not self.trajectories
-            and not self.inbound
-        )
 
 
 class TrainerPhase(StrEnum):
@@ -228,6 +160,8 @@ class ClusterState(msgspec.Struct):
     """Prompt groups trained since the newest complete checkpoint."""
     evaluations: list[Evaluation] = []
     pending: dict[CommandId, Pending] = {}
+    num_scores_awaited: int = 0
+    """Trajectories that the pending commands for scores name."""
     chain: list[MachineId] = []
     """The relays' order: the first is the master, each forwards to the next."""
     retained: tuple[int, ...] = ()
@@ -257,6 +191,11 @@ class ClusterState(msgspec.Struct):
     stopping: str | None = None
     """Why the run is to end before its work is done."""
     ended: bool = False
+    index: Index = msgspec.field(default_factory=Index)
+    """Follows from the replicas."""
+
+    def __post_init__(self) -> None:
+        self.index = index_of(self.replicas.values())
 
     def new_command(self) -> CommandId:
         self.next_command += 1
@@ -287,11 +226,17 @@ class ClusterState(msgspec.Struct):
         relay = self.relays.get(machine)
         return [v for v in relay.complete if v <= self.trainer.version] if relay is not None else []
 
+    def empty_replicas(self) -> list[Replica]:
+        """Those whose batch has ended and to which nothing is on its way, by id."""
+        return [self.replicas[id] for id in sorted(self.index.empty)]
+
     def newest_complete(self, machine: MachineId) -> int | None:
         """The newest version that the machine's relay can serve."""
         relay = self.relays.get(machine)
-        complete = relay.complete if relay is not None else ()
-        return next((v for v in reversed(complete) if v <= self.trainer.version), None)
+        for version in reversed(relay.complete if relay is not None else ()):
+            if version <= self.trainer.version:
+                return version
+        return None
 
     def counts(self, *, evaluation: bool) -> dict[str, int]:
         """Live trajectories by state."""
@@ -308,6 +253,9 @@ class ClusterState(msgspec.Struct):
         self._check_versions()
         self._check_groups()
         self._check_chain()
+        awaited = sum(len(p.trajectories) for p in self.pending.values() if p.awaited is Awaited.SCORES)
+        assert awaited == self.num_scores_awaited, "the scores awaited were miscounted"
+        assert self.index == index_of(self.replicas.values()), f"{self.index} is not of the replicas that there are"
 
     def _check_conservation(self) -> None:
         for ledger, evaluation in ((self.ledger, False), (self.evaluation_ledger, True)):
@@ -333,7 +281,7 @@ class ClusterState(msgspec.Struct):
                     | TrajectoryState.IN_TRAINING
                     | TrajectoryState.TRAINED
                 ):
-                    assert not on_home, f"{trajectory} has finished and still holds a place"
+                    assert trajectory.replica is None, f"{trajectory} has finished and still holds a place"
                     assert trajectory.id not in self.homeless, f"{trajectory} has finished and waits for a replica"
                 case _:
                     assert_never(trajectory.state)

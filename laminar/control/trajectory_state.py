@@ -27,7 +27,7 @@ ON_REPLICA = (TrajectoryState.QUEUED, TrajectoryState.DECODING, TrajectoryState.
 UNFINISHED = (*ON_REPLICA, TrajectoryState.MOVING)
 
 
-class Segment(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """A response's tokens from `start` on, up to the next segment, are sampled from this version."""
 
     start: int

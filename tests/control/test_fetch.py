@@ -43,6 +43,12 @@ def make_homeless(state: ClusterState, version: int) -> None:
     state.homeless[trajectory.id] = None
 
 
+def add_replica(state: ClusterState, id: int, *, machine: int, version: int) -> None:
+    replica = Replica(ReplicaId(id), MachineId(machine), 0.0, started=True, version=version)
+    state.replicas[replica.id] = replica
+    state.index.update(replica)
+
+
 def test_a_version_that_is_needed_and_on_one_machine_only_goes_to_a_second():
     state = state_with({0: [4, 7], 1: [7], 2: [7]}, (4, 7))
     assert ordered(state) == [(4, 0, 1)]
@@ -66,15 +72,15 @@ def test_a_copy_never_pushes_out_what_is_needed_as_well():
 def test_it_is_fetched_to_where_an_empty_replica_could_take_up_homeless_trajectories():
     state = state_with({0: [4, 7], 1: [4, 7], 2: [7]}, (4,))
     make_homeless(state, 4)
-    state.replicas[ReplicaId(0)] = Replica(ReplicaId(0), MachineId(2), 0.0, started=True, version=7)
+    add_replica(state, 0, machine=2, version=7)
     assert ordered(state) == [(4, 0, 2)]
 
 
 def test_no_fetch_where_a_replica_serves_it_or_could_load_it_at_home():
     state = state_with({0: [4, 7], 1: [4, 7], 2: [7]}, (4,))
     make_homeless(state, 4)
-    state.replicas[ReplicaId(0)] = Replica(ReplicaId(0), MachineId(2), 0.0, started=True, version=7)
-    state.replicas[ReplicaId(1)] = Replica(ReplicaId(1), MachineId(1), 0.0, started=True, version=7)
+    add_replica(state, 0, machine=2, version=7)
+    add_replica(state, 1, machine=1, version=7)
     assert ordered(state) == []
     state.replicas[ReplicaId(1)].machine, state.replicas[ReplicaId(1)].version = MachineId(2), 4
     assert ordered(state) == []

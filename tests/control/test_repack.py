@@ -106,3 +106,44 @@ def test_trajectories_that_wait_count_against_the_decode_batch_bound():
     waiting = make_replica(0, 5, 0.1)
     assert plan(waiting, make_replica(1, 2, 0.2, bound=6)) == [(1, 0)]
     assert plan(waiting, make_replica(1, 4, 0.2, bound=8)) == []
+
+
+def best_fit_by_search(replicas: list[Replica]) -> list[tuple[int, int]]:
+    """The same rule, read off its definition: for each source all targets are looked at."""
+    tails = sorted(replicas, key=lambda r: (r.kv_utilization, r.id))
+    kv_tokens = {r.id: r.kv_utilization * r.kv_capacity_tokens for r in tails}
+    num_held = {r.id: len(r.trajectories) for r in tails}
+    emptied, receiving, moves = [], [], []
+    for source in tails:
+        fits = [
+            target
+            for target in tails
+            if target.id != source.id
+            and target.id not in emptied
+            and target.version == source.version
+            and kv_tokens[target.id] + kv_tokens[source.id] <= 0.99 * target.kv_capacity_tokens
+            and num_held[target.id] + num_held[source.id] <= target.decode_batch_max
+        ]
+        if source.id not in receiving and fits:
+            target = max(fits, key=lambda r: (kv_tokens[r.id], r.id))
+            kv_tokens[target.id] += kv_tokens[source.id]
+            num_held[target.id] += num_held[source.id]
+            emptied.append(source.id)
+            receiving.append(target.id)
+            moves.append((source.id, target.id))
+    return moves
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 20), st.integers(1, 3), st.integers(7, 9)), max_size=30))
+def test_the_plan_is_that_of_a_search_through_all_targets(
+    shapes: list[tuple[int, int, int, int]],
+):
+    """Replicas of two sizes and three versions, many of them equally full."""
+    replicas = [
+        make_replica(i, held, kv / 20, version=version, bound=bound)
+        for i, (held, kv, version, bound) in enumerate(shapes)
+    ]
+    for replica in replicas[::2]:
+        replica.kv_capacity_tokens *= 2
+    candidates = [r for r in replicas if len(r.trajectories) < r.decode_batch_max]
+    assert plan(*replicas) == best_fit_by_search(candidates)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from laminar.config import Config
 from laminar.control.messages import GroupId
-from laminar.control.schedules.schedule import empty_replicas, equal_share, num_groups_lacking, whole_step
+from laminar.control.schedules.schedule import equal_share, num_groups_lacking, whole_step
 from laminar.control.state import ClusterState, Replica
 
 
@@ -22,7 +22,7 @@ class OneStepStale:
         self._config = config
 
     def takers(self, state: ClusterState) -> Sequence[Replica]:
-        return empty_replicas(state) if num_groups_ahead(state, self._config) > 0 else ()
+        return state.empty_replicas() if num_groups_ahead(state, self._config) > 0 else ()
 
     def num_groups_wanted(self, state: ClusterState, replica: Replica, version: int, num_takers: int) -> int:
         """An equal share of the step to come, and once that is generated, of the one after it."""

@@ -4,7 +4,7 @@ A trajectory may have tokens of several versions. Its own version is its oldest 
 that follows from it within a bound.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from laminar.config import Config
 from laminar.control import evaluation
@@ -32,8 +32,13 @@ class PartialRollout:
             not state.trajectories[id].evaluation for id in state.homeless
         ):
             return ()
+        # Most replicas are full, and this is asked after every event.
+        num_held_max = (self._config.rollout.num_groups_per_replica_max - 1) * self._config.batch.group_size
+        with_places = [r for r in state.replicas.values() if len(r.trajectories) <= num_held_max and _serves(r)]
+        if not with_places:
+            return ()
         draining = self._draining(state)
-        takers = [r for r in _serving(state) if self._num_places(r) > 0 and (r.empty or r is not draining)]
+        takers = [r for r in with_places if r.empty or r is not draining]
         return sorted(takers, key=lambda r: (len(r.trajectories), r.id))
 
     def num_groups_wanted(self, state: ClusterState, replica: Replica, version: int, num_takers: int) -> int:
@@ -97,12 +102,13 @@ class PartialRollout:
         version = _version_to_evaluate(state)
         if version is None:
             return None
-        able = [r for r in _serving(state) if r.version == version or version in state.versions_complete(r.machine)]
+        serving = (r for r in state.replicas.values() if _serves(r))
+        able = [r for r in serving if r.version == version or version in state.versions_complete(r.machine)]
         return min(able, key=lambda r: (len(r.trajectories), r.id), default=None)
 
 
-def _serving(state: ClusterState) -> Iterable[Replica]:
-    return (r for r in state.replicas.values() if r.started and r.loading is None and not r.evaluating)
+def _serves(replica: Replica) -> bool:
+    return replica.started and replica.loading is None and not replica.evaluating
 
 
 def _outstanding(group: Group) -> bool:

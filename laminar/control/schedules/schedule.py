@@ -76,11 +76,6 @@ def room_in_buffer(state: ClusterState, config: Config) -> int:
     return max(0, room)
 
 
-def empty_replicas(state: ClusterState) -> list[Replica]:
-    """The takers of closed batches: nothing is added to one that has begun."""
-    return [replica for replica in state.replicas.values() if replica.empty]
-
-
 def num_groups_lacking(state: ClusterState, config: Config, num_steps: int) -> int:
     """Prompt groups not yet dispatched of the batches of the next `num_steps` steps, as far as there is room."""
     lacking = num_steps * config.batch.num_prompts_per_step - state.num_groups_outstanding

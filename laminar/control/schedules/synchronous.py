@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from laminar.config import Config
 from laminar.control.messages import GroupId
-from laminar.control.schedules.schedule import empty_replicas, equal_share, num_groups_lacking, whole_step
+from laminar.control.schedules.schedule import equal_share, num_groups_lacking, whole_step
 from laminar.control.state import ClusterState, Replica, TrainerPhase
 
 
@@ -21,7 +21,7 @@ class Synchronous:
         """The empty ones, but none while the trainer works."""
         if state.trainer.phase is not TrainerPhase.WAITING or self._num_groups_lacking(state) <= 0:
             return ()
-        return empty_replicas(state)
+        return state.empty_replicas()
 
     def num_groups_wanted(self, state: ClusterState, replica: Replica, version: int, num_takers: int) -> int:
         return equal_share(state, self._config, self._num_groups_lacking(state))

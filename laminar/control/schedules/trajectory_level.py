@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from laminar.config import Config
 from laminar.control.messages import GroupId
-from laminar.control.schedules.schedule import empty_replicas, room_in_buffer, whole_step
+from laminar.control.schedules.schedule import room_in_buffer, whole_step
 from laminar.control.state import ClusterState, Replica
 
 
@@ -17,7 +17,7 @@ class TrajectoryLevel:
         self._config = config
 
     def takers(self, state: ClusterState) -> Sequence[Replica]:
-        return empty_replicas(state) if room_in_buffer(state, self._config) else ()
+        return state.empty_replicas() if room_in_buffer(state, self._config) else ()
 
     def num_groups_wanted(self, state: ClusterState, replica: Replica, version: int, num_takers: int) -> int:
         """A fair share of the room among the replicas that could take work now."""
