@@ -114,8 +114,8 @@ class World:
 
     def _begin(self, machines: tuple[m.MachineId, ...]) -> None:
         simulation = self._config.simulation
-        nums = spread(self._config.rollout.num_replicas, [None] * len(machines))
-        self.clock.at(0.0, lambda: (m.RunStarted(machines, nums), m.TrainerStarted(0)))
+        nums_replicas = spread(self._config.rollout.num_replicas, [None] * len(machines))
+        self.clock.at(0.0, lambda: (m.RunStarted(machines, nums_replicas), m.TrainerStarted(0)))
         for machine in machines:
             self.relays.start(machine, 0.0)
         # A rounding error must not put control's look for tails off to the next tick.
