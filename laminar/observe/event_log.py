@@ -29,7 +29,7 @@ class LogHeader(msgspec.Struct, frozen=True):
     """First line of a log file: all that a control plane needs to go on from here.
 
     config: the resolved configuration as plain JSON data. resumed: whether a start of the program opens with this
-    file, so that its state need not follow from the file before.
+    file, so that its state need not follow from the file before. simulated: whether there was no cluster.
     """
 
     config: dict[str, Any]
@@ -38,6 +38,7 @@ class LogHeader(msgspec.Struct, frozen=True):
     num_evaluation_prompts: int
     resumed: bool
     state: ClusterState
+    simulated: bool = False
 
 
 class EventLine(msgspec.Struct, frozen=True):
@@ -79,6 +80,7 @@ class EventLogWriter:
         num_evaluation_prompts: int,
         state: ClusterState,
         resumed: bool = False,
+        simulated: bool = False,
     ) -> None:
         self._folder = run_dir / EVENTS_FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -86,6 +88,7 @@ class EventLogWriter:
         self._code_version = code_version()
         self._num_prompts = num_prompts
         self._num_evaluation_prompts = num_evaluation_prompts
+        self._simulated = simulated
         self._rotation_events = config.observe.snapshot_interval_events
         self._encoder = msgspec.json.Encoder()
         self._line = bytearray()
@@ -119,7 +122,13 @@ class EventLogWriter:
         self._number += 1
         self._num_events = 0
         header = LogHeader(
-            self._config, self._code_version, self._num_prompts, self._num_evaluation_prompts, resumed, state
+            self._config,
+            self._code_version,
+            self._num_prompts,
+            self._num_evaluation_prompts,
+            resumed,
+            state,
+            self._simulated,
         )
         path = self._folder / f"{self._number:06}.jsonl"
         # Renamed into place once it is whole, so that no reader ever meets half a snapshot.

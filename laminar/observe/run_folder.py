@@ -12,6 +12,11 @@ from laminar.observe.metrics import MetricsRow, read_metrics
 from laminar.observe.replay import config_of, plane_of
 from laminar.observe.summary import Summary, read_summary, summarize
 
+SIMULATED = (
+    "A simulation: control decided as in a live run, and replicas, trainer and relays were models of such. Rewards are "
+    "chance, and the run was cut off after its last step."
+)
+
 
 class RunFolder(msgspec.Struct, frozen=True):
     """A run as its folder tells it. notes: what a reader of its figures must know, in sentences."""
@@ -29,10 +34,10 @@ def read_run(run_dir: Path) -> RunFolder:
     """Replay the run's events. Raises ValueError for a folder that no run wrote, or whose log is damaged."""
     history, notes = History(), list[str]()
     config: Config | None = None
-    state = ClusterState()
+    state, simulated = ClusterState(), False
     shift_s = 0.0
     for segment in segments(run_dir):
-        config = config_of(segment.header)
+        config, simulated = config_of(segment.header), segment.header.simulated
         if segment.records:
             begin_s = segment.records[0].now
             if segment.header.resumed:
@@ -45,7 +50,9 @@ def read_run(run_dir: Path) -> RunFolder:
     written = read_summary(run_dir)
     peak_pss_bytes = written.peak_pss_bytes if written else None
     summary = summarize(config, history, state, metrics, peak_pss_bytes=peak_pss_bytes)
-    if history.ended is None:
+    if simulated:
+        notes.append(SIMULATED)
+    elif history.ended is None:
         notes.append("The run has not ended, or was killed: this page shows it up to its last event.")
     return RunFolder(run_dir, config, history, state, metrics, summary, notes)
 

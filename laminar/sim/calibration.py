@@ -18,6 +18,9 @@ class Calibration(msgspec.Struct, frozen=True):
     """Training seconds for a million tokens that more GPUs do not make shorter, at FITTED_ON_PARAMETERS."""
     train_gpu_s_per_mtoken: float
     """GPU seconds for a million tokens, at FITTED_ON_PARAMETERS."""
+    own_train_fixed_s_per_mtoken: float
+    """As above, for the published cells of partial_rollout alone: AReaL has a trainer of its own."""
+    own_train_gpu_s_per_mtoken: float
 
 
 @functools.cache

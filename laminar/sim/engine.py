@@ -85,6 +85,8 @@ class SimulatedEngine:
         self._num_admissions = 0
         self._stops: list[tuple[int, int, Sequence]] = []
         """(step, admission, sequence) of those that run; entries of former admissions are stale."""
+        self._last_stop: int | None = None
+        """The step at which the last of those that run stops; none: to be worked out."""
         self._by_residue = [0] * block_tokens
         """Running trajectories by (context - step) modulo the block."""
         self._at_tools: list[tuple[float, int, Sequence]] = []
@@ -125,8 +127,10 @@ class SimulatedEngine:
             last = self.waiting[-1]
             num_steps = last.response.num_tokens - last.num_tokens
         else:
-            live = [stop for stop, admission, sequence in self._stops if admission == sequence.admission]
-            num_steps = max(live, default=self._step) - self._step
+            if self._last_stop is None:
+                live = [stop for stop, admission, sequence in self._stops if admission == sequence.admission]
+                self._last_stop = max(live, default=self._step)
+            num_steps = max(0, self._last_stop - self._step)
         return self.now_s + self._cost.steps_s(num_steps, 1, 0)
 
     def pause(self, seconds: float) -> None:
@@ -140,6 +144,7 @@ class SimulatedEngine:
         interrupted = list(self.running.values())
         for sequence in interrupted:
             self._leave(sequence)
+        self._last_stop = None
         self.waiting.extendleft(reversed(interrupted))
         self._between_steps()
         return self.now_s
@@ -157,6 +162,7 @@ class SimulatedEngine:
         released = [self.running[id] for id in wanted if id in self.running]
         for sequence in released:
             self._leave(sequence)
+        self._last_stop = None
         for queue in (self.waiting, [sequence for _, _, sequence in self._at_tools]):
             released += [sequence for sequence in queue if sequence.trajectory in wanted]
         self.waiting = deque(sequence for sequence in self.waiting if sequence.trajectory not in wanted)
@@ -232,8 +238,13 @@ class SimulatedEngine:
         """New blocks that so many steps take."""
         size, counts = self._block_tokens, self._by_residue
         cycles, rest = divmod(num_steps, size)
-        first = -self._step % size
-        return cycles * len(self.running) + sum(counts[(first - i) % size] for i in range(rest))
+        num_blocks, first = cycles * len(self.running), -self._step % size
+        for i in range(rest):
+            num_blocks += counts[(first - i) % size]
+        return num_blocks
+
+    def _blocks_of_next_step(self) -> int:
+        return self._by_residue[-self._step % self._block_tokens]
 
     def _num_steps_of_blocks(self) -> int:
         """How many steps the free blocks suffice for; at least as many as to the next stop if they suffice so far."""
@@ -263,7 +274,7 @@ class SimulatedEngine:
             sequence.at_tool = False
             self.waiting.append(sequence)
         preempted = False
-        while self.running and self._num_blocks - self.blocks_used < self._blocks_of(1):
+        while self.running and self._num_blocks - self.blocks_used < self._blocks_of_next_step():
             self._preempt()
             preempted = True
         if not preempted:
@@ -290,12 +301,15 @@ class SimulatedEngine:
         youngest = next(reversed(self.running.values()))
         assert len(self.running) > 1, f"one trajectory alone needs more than {self._num_blocks} KV blocks"
         self._leave(youngest)
+        self._last_stop = None
         self.waiting.appendleft(youngest)
         self.usage.num_preemptions += 1
 
     def _admit(self) -> None:
         """First come, first served, while the next step's blocks stay below C_max; one alone is always admitted."""
-        blocks_after_step = self.blocks_used + self._blocks_of(1)
+        if not self.waiting:
+            return
+        blocks_after_step = self.blocks_used + self._blocks_of_next_step()
         while self.waiting and len(self.running) < self._num_running_max:
             blocks_after_step += -(-(self.waiting[0].context_tokens + 1) // self._block_tokens)
             if self.running and blocks_after_step > self._num_blocks_admitted:
@@ -313,6 +327,8 @@ class SimulatedEngine:
         self._by_residue[(context - self._step) % self._block_tokens] += 1
         stop = self._step + sequence.stops_at_token - sequence.num_tokens
         heapq.heappush(self._stops, (stop, sequence.admission, sequence))
+        if self._last_stop is not None:
+            self._last_stop = max(self._last_stop, stop)
         seconds = self._cost.prefill_s(context)
         self._prefill_s += seconds
         self.usage.prefill_s += seconds

@@ -1,6 +1,9 @@
 """The simulated run: the live run's loop, on a virtual clock."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -8,6 +11,7 @@ from laminar.config import Config, SynchronousSchedule
 from laminar.control.messages import AnyCommand, AnyEvent, EndRun
 from laminar.control.plane import ControlPlane
 from laminar.control.state import ClusterState
+from laminar.observe.event_log import EventLogWriter
 from laminar.observe.history import History
 from laminar.sim.calibration import Calibration, calibration
 from laminar.sim.faults import AnyFault, Wire
@@ -32,38 +36,66 @@ class Simulated(msgspec.Struct, frozen=True):
     ended: EndRun | None
 
 
+AfterEvent = Callable[[float, AnyEvent, Sequence[AnyCommand], ClusterState], None]
+"""Called with what happened and when, what followed from it, and the state that it left."""
+
+
 def simulate(
     config: Config,
     *,
     faults: Sequence[AnyFault] = (),
     wire: Wire | None = None,
     fitted: Calibration | None = None,
+    record_in: Path | None = None,
+    after_event: AfterEvent | None = None,
     step_done: Callable[[int], None] | None = None,
-    after_event: Callable[[float, AnyEvent, Sequence[AnyCommand], ClusterState], None] | None = None,
 ) -> Simulated:
     """Run a configuration against a world that exists on the virtual clock only. Raises ValueError for bad settings.
 
-    fitted: other constants than those that come with Laminar. step_done, after_event: called after each.
+    fitted: other constants than those that come with Laminar. record_in: a folder for an event log like a live run's.
     """
     shape = shape_of(config, fitted)
     own = control_config(config, shape)
-    control = ControlPlane(own, num_prompts=_num_prompts(own), num_evaluation_prompts=own.evaluation.num_prompts_max)
-    world, history = World(own, shape, Workload(own), faults=faults, wire=wire), History()
-    num_events, ended, num_steps = 0, None, 0
+    num_prompts, num_heldout = _num_prompts(own), own.evaluation.num_prompts_max
+    control = ControlPlane(own, num_prompts=num_prompts, num_evaluation_prompts=num_heldout)
+    world, history = World(own, shape, Workload(own), faults=faults, wire=wire, step_done=step_done), History()
+    hooks = [history.observe, *([after_event] if after_event is not None else [])]
+    with ExitStack() as stack:
+        stack.enter_context(_collector_off())
+        log = None
+        if record_in is not None:
+            log = EventLogWriter(
+                record_in,
+                config=own,
+                num_prompts=num_prompts,
+                num_evaluation_prompts=num_heldout,
+                state=control.state,
+                simulated=True,
+            )
+            stack.callback(log.close)
+        num_events, ended = _loop(world, control, log, hooks)
+    return Simulated(own, shape, history, control.state, world.measures, num_events, ended)
+
+
+def _loop(
+    world: World, control: ControlPlane, log: EventLogWriter | None, hooks: Sequence[AfterEvent]
+) -> tuple[int, EndRun | None]:
+    """Events in, commands out, as live. Returns how many, and the end if control ended it."""
+    num_events, ended = 0, None
     for now, event in world.events():
+        if log is not None:
+            log.append(now, event)
         commands = control.handle(event, now)
         for command in commands:
             world.execute(command)
-        history.observe(now, event, commands, control.state)
+        if log is not None:
+            log.handled(commands, control.state)
+        for hook in hooks:
+            hook(now, event, commands, control.state)
         num_events += 1
-        if after_event is not None:
-            after_event(now, event, commands, control.state)
-        if step_done is not None and control.state.trainer.step != num_steps:
-            num_steps = control.state.trainer.step
-            step_done(num_steps)
         if commands and isinstance(commands[-1], EndRun):
             ended = commands[-1]
-    return Simulated(own, shape, history, control.state, world.measures, num_events, ended)
+    return num_events, ended
 
 
 def shape_of(config: Config, fitted: Calibration | None = None) -> Shape:
@@ -92,6 +124,18 @@ def control_config(config: Config, shape: Shape) -> Config:
             "faults": faults.model_copy(update={"report_deadline_s": silence_s}),
         }
     )
+
+
+@contextmanager
+def _collector_off() -> Generator[None]:
+    """A run leaves no garbage in cycles, and the collector would walk all its live records again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _num_prompts(config: Config) -> int:

@@ -3,7 +3,7 @@
 execute(command) ──► what it sets off, at its time ──► events() ──► control ──► execute …
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import assert_never
 
 from laminar.config import Config
@@ -31,6 +31,7 @@ class World:
         *,
         faults: Sequence[AnyFault] = (),
         wire: Wire | None = None,
+        step_done: Callable[[int], None] | None = None,
     ) -> None:
         self.clock = Clock()
         self.measures = Measures()
@@ -43,6 +44,7 @@ class World:
         self._config = config
         self._workload = workload
         self._wire = wire or IdealWire()
+        self._step_done = step_done
         self._ended = False
         self._begin(tuple(m.MachineId(i) for i in range(shape.num_machines)))
         for fault in faults:
@@ -152,3 +154,5 @@ class World:
             self.measures.steps.append(
                 StepEnd(self.clock.now, self.trainer.tokens_of_step, usage, self.trainer.training_s)
             )
+            if self._step_done is not None:
+                self._step_done(command.step)

@@ -6,6 +6,7 @@ import yaml
 
 from laminar.cli import main
 from laminar.sim.compare import SCHEDULES
+from laminar.sim.run import simulate
 from tests.sim.worlds import small
 
 
@@ -39,3 +40,26 @@ def test_json_is_an_object_a_line(config_file, capsys):
         assert shown["tokens_per_s"] > 0
         latency = shown["trajectory_latency_s"]
         assert latency["p50"] <= latency["p99"] <= latency["max"]
+
+
+def test_a_simulated_run_is_replayed_and_reported_like_a_live_one(config_file, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["sim", str(config_file), "--schedules", "trajectory_level", "--out", str(out)]
+    assert main(arguments) == 0
+    folder = out / "trajectory_level"
+    assert json.loads((folder / "summary.json").read_text())["num_steps"] == 8
+    assert "A simulation: control decided as in a live run" in (folder / "report.html").read_text()
+    capsys.readouterr()
+    assert main(["replay", str(folder)]) == 0
+    assert "identical" in capsys.readouterr().out
+    assert main(arguments) == 2
+    assert "holds a simulated run of trajectory_level already" in capsys.readouterr().err
+
+
+def test_lengths_of_a_run_are_those_that_it_had(tmp_path):
+    """Also of a simulated one, whose lengths are 30 and 60."""
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("30\n60\n")
+    simulate(small(lengths={"kind": "file", "path": str(lengths)}), record_in=tmp_path / "run")
+    again = small(lengths={"kind": "run", "path": str(tmp_path / "run")})
+    assert set(simulate(again).history.lengths) == {30, 60}
