@@ -65,7 +65,7 @@ class BusyCluster:
         self._order = 0
         machines = tuple(m.MachineId(i) for i in range(config.cluster.num_machines))
         nums_replicas = spread(config.rollout.num_replicas, [None] * len(machines))
-        self._send(0.0, m.RunStarted(machines, nums_replicas))
+        self._send(0.0, m.RunStarted(dict(zip(machines, nums_replicas, strict=True))))
         for machine in machines:
             self._start_relay(machine)
         self._send(START_S, m.TrainerStarted(0))

@@ -153,7 +153,7 @@ class ControlPlane:
         self.state.started_at_s = self.state.trainer.ordered_at_s = now
         for machine in event.machines:
             self.state.relays[machine] = Relay(machine, heard_at_s=now)
-        for machine, num_replicas in zip(event.machines, event.num_replicas, strict=True):
+        for machine, num_replicas in event.machines.items():
             for _ in range(num_replicas):
                 yield faults.start_replica(self.state, machine, now)
         # After a resume some responses are whole and were not scored yet.
