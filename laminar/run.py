@@ -178,7 +178,7 @@ def _run(config: Config, payload: Payload, start: Start, stop: "StopBeforeLoop")
         stack.callback(registry.close)
         session = RaySession(config.cluster)
         stack.callback(session.close)
-        session.refuse_too_few_gpus(config)
+        session.spread_replicas(config)  # what does not fit is refused before anything waits for it
         stop.check()
         registry.add_descendants()
         if session.folder is not None:

@@ -155,12 +155,14 @@ def _parts() -> tuple[type[msgspec.Struct], ...]:
 
 
 def _type_name(annotation: Any) -> str:
-    """As in the file, with `list of` for a tuple of any length."""
+    """As in the file, with `list of` for a tuple of any length, and → from a key to its value."""
     if annotation is type(None):
         return "none"
     arguments = get_args(annotation)
     if get_origin(annotation) is tuple:
         return f"list of {_type_name(arguments[0])}"
+    if get_origin(annotation) is dict:
+        return " → ".join(map(_type_name, arguments))
     if arguments:
         return " or ".join(map(_type_name, arguments))
     return str(annotation.__name__)

@@ -71,9 +71,24 @@ def test_two_ranks_halve_what_each_holds(model, capsys):
     assert "= 28672 bytes" in told
 
 
+def test_what_a_trainer_rank_takes_is_told(model, capsys):
+    """7.62 G parameters x 16 bytes are 113.5 GiB, a quarter of them on each of four GPUs."""
+    run_dry(model)
+    told = capsys.readouterr().out
+    assert "4 trainer ranks on 4 GPUs" in told
+    assert "7.62 G parameters x 16 bytes (float32 weights, gradients, AdamW) / 4 = 28.4 GiB" in told
+    (parts,) = re.findall(r"([\d.]+) state \+ ([\d.]+) .* \+ ([\d.]+) activ.* \+ ([\d.]+) runtime = ([\d.]+) GiB", told)
+    *added, needed = map(float, parts)
+    assert sum(added) == pytest.approx(needed, abs=0.2)
+    run_dry(model, "trainer.kl_coefficient=0.001")
+    assert "x 20 bytes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["trainer.num_ranks=1"], "113.5 state .* GiB; raise trainer.num_ranks"),
+        (["trainer.activation_checkpointing=false"], "83.1 activations of 16,384 tokens"),
         (["engine.device_memory_gib=16"], "14.2 GiB of weights .*raise engine.tensor_parallel_size"),
         (["engine.kv_capacity_tokens=4000000"], "213.6 GiB of KV cache"),
         (["data.response_tokens_max=130000"], "131072 positions"),

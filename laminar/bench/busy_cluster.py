@@ -15,6 +15,7 @@ import msgspec
 from laminar.config import Config
 from laminar.control import costs
 from laminar.control import messages as m
+from laminar.control.placement import spread
 
 TOKENS_PER_REPORT = 20
 RESPONSE_TOKENS_MEDIAN, RESPONSE_TOKENS_SIGMA = 800, 0.5
@@ -63,7 +64,8 @@ class BusyCluster:
         self._heap: list[tuple[float, int, Callable[[], Iterator[m.AnyEvent]]]] = []
         self._order = 0
         machines = tuple(m.MachineId(i) for i in range(config.cluster.num_machines))
-        self._send(0.0, m.RunStarted(machines))
+        nums_replicas = spread(config.rollout.num_replicas, [None] * len(machines))
+        self._send(0.0, m.RunStarted(dict(zip(machines, nums_replicas, strict=True))))
         for machine in machines:
             self._start_relay(machine)
         self._send(START_S, m.TrainerStarted(0))

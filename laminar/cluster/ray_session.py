@@ -11,6 +11,7 @@ import msgspec
 
 from laminar.config import ClusterConfig, Config, TrainerConfig
 from laminar.control.messages import MachineId
+from laminar.control.placement import spread
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Ray would take 30 % of the memory; here it only carries control messages."""
@@ -52,14 +53,13 @@ class RaySession:
         """Where each of the trainer's ranks goes. Raises ValueError if there are too few accelerators."""
         return machines_of_ranks(self.machines, config.num_ranks, device=config.device)
 
-    def refuse_too_few_gpus(self, config: Config) -> None:
-        """Raise ValueError if a machine cannot hold its ranks and replicas, which would wait for GPUs for ever."""
-        refuse_too_few_gpus(
+    def spread_replicas(self, config: Config) -> tuple[int, ...]:
+        """How many replicas each machine gets. Raises ValueError if they do not fit beside the trainer's ranks."""
+        return spread_replicas(
             self.machines,
             self.machines_of_ranks(config.trainer) if config.trainer.device != "cpu" else [],
             num_gpus_per_replica=config.engine.num_gpus,
             num_replicas=config.rollout.num_replicas,
-            # Emulated machines share this one's GPUs; others have their own, and get their share of the replicas.
             emulated=self._config.address == "local",
         )
 
@@ -150,25 +150,36 @@ def machines_of_ranks(machines: Sequence[Machine], num_ranks: int, *, device: st
     return places[:num_ranks]
 
 
-def refuse_too_few_gpus(
+def spread_replicas(
     machines: Sequence[Machine],
     ranks: Sequence[Machine],
     *,
     num_gpus_per_replica: int,
     num_replicas: int,
     emulated: bool,
-) -> None:
-    """ranks: the machine of each of the trainer's ranks that needs a GPU. Raises ValueError, naming the machine."""
-    share = num_replicas if emulated else -(-num_replicas // len(machines))
-    for machine in machines[:1] if emulated else machines:
-        num_ranks = sum(rank.id == machine.id for rank in ranks)
-        if num_gpus_per_replica * share + num_ranks > machine.num_gpus:
-            raise ValueError(
-                f"machine {machine.id} ({machine.host}) has {machine.num_gpus} GPUs, and its share of "
-                f"rollout.num_replicas={num_replicas} is {share} replicas of {num_gpus_per_replica} GPUs "
-                f"(engine.tensor_parallel_size), beside {num_ranks} of the trainer's ranks; lower one of them, or add "
-                "machines"
-            )
+) -> tuple[int, ...]:
+    """How many replicas each machine gets, on what the trainer's ranks leave of its GPUs.
+
+    ranks: the machine of each rank that needs a GPU. emulated: all machines share the GPUs of the first one. Raises
+    ValueError if the GPUs do not suffice: Ray would let replicas wait for ever.
+    """
+    if num_gpus_per_replica == 0:
+        return spread(num_replicas, [None] * len(machines))
+    free = [machine.num_gpus - sum(rank.id == machine.id for rank in ranks) for machine in machines]
+    rooms = [max(0, num_gpus) // num_gpus_per_replica for num_gpus in free]
+    if min(free) < 0 or sum(rooms) < num_replicas:
+        found = ", ".join(
+            f"machine {machine.id} ({machine.host}) has {machine.num_gpus} GPUs, {machine.num_gpus - num_free} of them "
+            "for trainer ranks"
+            for machine, num_free in zip(machines, free, strict=True)
+            if machine.num_gpus or num_free
+        )
+        raise ValueError(
+            f"rollout.num_replicas={num_replicas} replicas of {num_gpus_per_replica} GPUs "
+            f"(engine.tensor_parallel_size) do not fit: {found or 'Ray knows no GPUs'}; lower rollout.num_replicas to "
+            f"{sum(rooms)}, or add machines"
+        )
+    return spread(num_replicas, [None] * len(machines) if emulated else rooms)
 
 
 def _session_folder(temporary: Path) -> Path:

@@ -118,7 +118,7 @@ EngineConfig = Annotated[
 
 class RolloutConfig(Section):
     num_replicas: Count = 4
-    """Copies of the policy that generate, spread evenly over the machines."""
+    """Copies of the policy that generate, spread over the machines as evenly as their GPUs allow."""
     num_groups_per_replica_max: Count = 64
     """Prompt groups in one closed batch of a replica."""
     temperature: Annotated[float, Field(gt=0)] = 1.0

@@ -30,9 +30,9 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
 
 
 class RunStarted(Event, frozen=True):
-    """The first event of every start: these machines are there, their relays and the trainer are coming up."""
+    """The first event of every start: the machines, and how many replicas each gets; all else is coming up."""
 
-    machines: tuple[MachineId, ...]
+    machines: dict[MachineId, int]
 
 
 class Tick(Event, frozen=True):

@@ -149,13 +149,13 @@ class ControlPlane:
                 assert_never(event)
 
     def _start(self, event: RunStarted, now: float) -> Iterator[AnyCommand]:
-        """Bring up the replicas, spread evenly over the machines; relays and trainer come up by themselves."""
+        """Bring up the replicas; relays and trainer come up by themselves."""
         self.state.started_at_s = self.state.trainer.ordered_at_s = now
         for machine in event.machines:
             self.state.relays[machine] = Relay(machine, heard_at_s=now)
-        for index in range(self.config.rollout.num_replicas):
-            machine = event.machines[index * len(event.machines) // self.config.rollout.num_replicas]
-            yield faults.start_replica(self.state, machine, now)
+        for machine, num_replicas in event.machines.items():
+            for _ in range(num_replicas):
+                yield faults.start_replica(self.state, machine, now)
         # After a resume some responses are whole and were not scored yet.
         unscored = [t for t in self.state.trajectories.values() if t.state is TrajectoryState.FINISHED]
         yield from scoring.ask(self.state, self.config, unscored, now)

@@ -8,6 +8,7 @@ from typing import assert_never
 
 from laminar.config import Config
 from laminar.control import messages as m
+from laminar.control.placement import spread
 from laminar.sim.clock import Clock
 from laminar.sim.faults import AnyFault, IdealWire, Wire
 from laminar.sim.fleet import Fleet
@@ -115,7 +116,8 @@ class World:
 
     def _begin(self, machines: tuple[m.MachineId, ...]) -> None:
         simulation = self._config.simulation
-        self.clock.at(0.0, lambda: (m.RunStarted(machines), m.TrainerStarted(0)))
+        nums_replicas = spread(self._config.rollout.num_replicas, [None] * len(machines))
+        self.clock.at(0.0, lambda: (m.RunStarted(dict(zip(machines, nums_replicas, strict=True))), m.TrainerStarted(0)))
         for machine in machines:
             self.relays.start(machine, 0.0)
         # A rounding error must not put control's look for tails off to the next tick.

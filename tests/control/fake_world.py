@@ -29,6 +29,7 @@ from laminar.config import (
     TrajectoryLevelSchedule,
 )
 from laminar.control import messages as m
+from laminar.control.placement import spread
 from laminar.control.plane import ControlPlane
 from laminar.control.state import ClusterState
 
@@ -123,7 +124,8 @@ class FakeWorld:
         self._attempt = 0
         self._saved_step = step
         machines = tuple(m.MachineId(i) for i in range(config.cluster.num_machines))
-        self.send(0.0, m.RunStarted(machines))
+        nums_replicas = spread(config.rollout.num_replicas, [None] * len(machines))
+        self.send(0.0, m.RunStarted(dict(zip(machines, nums_replicas, strict=True))))
         for machine in machines:
             self._start_relay(machine, 0.1)
         self.send(0.5, m.TrainerStarted(step))
