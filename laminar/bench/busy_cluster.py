@@ -64,8 +64,7 @@ class BusyCluster:
         self._heap: list[tuple[float, int, Callable[[], Iterator[m.AnyEvent]]]] = []
         self._order = 0
         machines = tuple(m.MachineId(i) for i in range(config.cluster.num_machines))
-        nums_replicas = spread(config.rollout.num_replicas, [None] * len(machines))
-        self._send(0.0, m.RunStarted(dict(zip(machines, nums_replicas, strict=True))))
+        self._send(0.0, m.RunStarted(spread(config.rollout.num_replicas, dict.fromkeys(machines))))
         for machine in machines:
             self._start_relay(machine)
         self._send(START_S, m.TrainerStarted(0))

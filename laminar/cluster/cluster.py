@@ -82,8 +82,7 @@ class Cluster:
     def start(self) -> None:
         """Begin to bring everything up; what is ready says so by an event."""
         machines = self._session.machines
-        nums_replicas = self._session.spread_replicas(self._config)
-        self._emit(m.RunStarted({machine.id: num for machine, num in zip(machines, nums_replicas, strict=True)}))
+        self._emit(m.RunStarted(self._session.spread_replicas(self._config)))
         for machine in machines:
             self._start_relay(machine.id)
             self._rewards.start(machine)

@@ -53,7 +53,7 @@ class RaySession:
         """Where each of the trainer's ranks goes. Raises ValueError if there are too few accelerators."""
         return machines_of_ranks(self.machines, config.num_ranks, device=config.device)
 
-    def spread_replicas(self, config: Config) -> tuple[int, ...]:
+    def spread_replicas(self, config: Config) -> dict[MachineId, int]:
         """How many replicas each machine gets. Raises ValueError if they do not fit beside the trainer's ranks."""
         return spread_replicas(
             self.machines,
@@ -157,17 +157,18 @@ def spread_replicas(
     num_gpus_per_replica: int,
     num_replicas: int,
     emulated: bool,
-) -> tuple[int, ...]:
+) -> dict[MachineId, int]:
     """How many replicas each machine gets, on what the trainer's ranks leave of its GPUs.
 
     ranks: the machine of each rank that needs a GPU. emulated: all machines share the GPUs of the first one. Raises
     ValueError if the GPUs do not suffice: Ray would let replicas wait for ever.
     """
+    unlimited = dict.fromkeys(machine.id for machine in machines)
     if num_gpus_per_replica == 0:
-        return spread(num_replicas, [None] * len(machines))
+        return spread(num_replicas, unlimited)
     free = [machine.num_gpus - sum(rank.id == machine.id for rank in ranks) for machine in machines]
-    rooms = [max(0, num_gpus) // num_gpus_per_replica for num_gpus in free]
-    if min(free) < 0 or sum(rooms) < num_replicas:
+    rooms = {m.id: max(0, num_gpus) // num_gpus_per_replica for m, num_gpus in zip(machines, free, strict=True)}
+    if min(free) < 0 or sum(rooms.values()) < num_replicas:
         found = ", ".join(
             f"machine {machine.id} ({machine.host}) has {machine.num_gpus} GPUs, {machine.num_gpus - num_free} of them "
             "for trainer ranks"
@@ -177,9 +178,9 @@ def spread_replicas(
         raise ValueError(
             f"rollout.num_replicas={num_replicas} replicas of {num_gpus_per_replica} GPUs "
             f"(engine.tensor_parallel_size) do not fit: {found or 'Ray knows no GPUs'}; lower rollout.num_replicas to "
-            f"{sum(rooms)}, or add machines"
+            f"{sum(rooms.values())}, or add machines"
         )
-    return spread(num_replicas, [None] * len(machines) if emulated else rooms)
+    return spread(num_replicas, unlimited if emulated else rooms)
 
 
 def _session_folder(temporary: Path) -> Path:

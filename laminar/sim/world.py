@@ -116,8 +116,8 @@ class World:
 
     def _begin(self, machines: tuple[m.MachineId, ...]) -> None:
         simulation = self._config.simulation
-        nums_replicas = spread(self._config.rollout.num_replicas, [None] * len(machines))
-        self.clock.at(0.0, lambda: (m.RunStarted(dict(zip(machines, nums_replicas, strict=True))), m.TrainerStarted(0)))
+        nums_replicas = spread(self._config.rollout.num_replicas, dict.fromkeys(machines))
+        self.clock.at(0.0, lambda: (m.RunStarted(nums_replicas), m.TrainerStarted(0)))
         for machine in machines:
             self.relays.start(machine, 0.0)
         # A rounding error must not put control's look for tails off to the next tick.

@@ -26,7 +26,9 @@ def test_too_few_accelerators_are_the_user_s_mistake():
 
 def spread(cluster: list[Machine], num_replicas: int, *, gpus: int, num_ranks: int = 0, emulated: bool = False):
     ranks = machines_of_ranks(cluster, num_ranks, device="cuda")
-    return spread_replicas(cluster, ranks, num_gpus_per_replica=gpus, num_replicas=num_replicas, emulated=emulated)
+    found = spread_replicas(cluster, ranks, num_gpus_per_replica=gpus, num_replicas=num_replicas, emulated=emulated)
+    assert list(found) == [machine.id for machine in cluster]
+    return tuple(found.values())
 
 
 @pytest.mark.parametrize(

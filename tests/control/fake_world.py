@@ -124,8 +124,7 @@ class FakeWorld:
         self._attempt = 0
         self._saved_step = step
         machines = tuple(m.MachineId(i) for i in range(config.cluster.num_machines))
-        nums_replicas = spread(config.rollout.num_replicas, [None] * len(machines))
-        self.send(0.0, m.RunStarted(dict(zip(machines, nums_replicas, strict=True))))
+        self.send(0.0, m.RunStarted(spread(config.rollout.num_replicas, dict.fromkeys(machines))))
         for machine in machines:
             self._start_relay(machine, 0.1)
         self.send(0.5, m.TrainerStarted(step))
