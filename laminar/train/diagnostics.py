@@ -67,14 +67,14 @@ def batch_metrics(batch: MiniBatch, prompt_tokens_max: int) -> dict[str, float]:
     prompt_lengths = torch.tensor([float(len(experience.prompt_token_ids)) for experience in experiences])
     truncated = torch.tensor([float(experience.truncated) for experience in experiences])
     metrics = {
-        **_spread("critic/score", torch.tensor([experience.score for experience in experiences])),
-        **_spread("critic/rewards", batch.rewards),
+        **spread("critic/score", torch.tensor([experience.score for experience in experiences])),
+        **spread("critic/rewards", batch.rewards),
         "critic/advantages/mean": _mean_advantage(batch, torch.ones_like(batch.staleness, dtype=torch.bool)),
         "critic/advantages/max": batch.advantages.max().item(),
         "critic/advantages/min": batch.advantages.min().item(),
-        **_spread("response_length", response_lengths),
+        **spread("response_length", response_lengths),
         "response_length/clip_ratio": truncated.mean().item(),
-        **_spread("prompt_length", prompt_lengths),
+        **spread("prompt_length", prompt_lengths),
         "prompt_length/clip_ratio": (prompt_lengths >= prompt_tokens_max).float().mean().item(),
         "training/off_policy/trajectory_spans/max": float(max(len(set(e.response.versions)) for e in experiences)),
         "frac_reward_zero_std": equal_reward_ratio(batch.rewards, batch.groups),
@@ -165,7 +165,8 @@ def _correlation(some: Tensor, others: Tensor) -> float:
     return torch.corrcoef(torch.stack([some, others]))[0, 1].item()
 
 
-def _spread(name: str, values: Tensor) -> dict[str, float]:
+def spread(name: str, values: Tensor) -> dict[str, float]:
+    """values: one or more, floating point."""
     return {
         f"{name}/mean": values.mean().item(),
         f"{name}/max": values.max().item(),

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+import torch
+
 from laminar.data.records import Experience
+from laminar.train.diagnostics import spread
 
 
 def turn_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
@@ -12,11 +15,7 @@ def turn_metrics(experiences: Sequence[Experience]) -> dict[str, float]:
     num_turns = [max(1, run.count(1)) for run in runs]
     num_answers = [run.count(0) for run in runs]
     return {
-        **_spread("num_turns", num_turns),
-        **_spread("tool_call_counts", num_answers),
+        **spread("num_turns", torch.tensor(num_turns, dtype=torch.float64)),
+        **spread("tool_call_counts", torch.tensor(num_answers, dtype=torch.float64)),
         "tool_call_counts/used_ratio": sum(number > 0 for number in num_answers) / len(num_answers),
     }
-
-
-def _spread(name: str, counts: Sequence[int]) -> dict[str, float]:
-    return {f"{name}/mean": sum(counts) / len(counts), f"{name}/max": max(counts), f"{name}/min": min(counts)}
