@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import statistics
+import sys
 import time
 from pathlib import Path
 
@@ -171,3 +172,7 @@ def _print(result: dict[str, object], as_json: bool) -> None:
     if isinstance(by_event, dict):
         for kind, spread in by_event.items():
             print(f"    {kind:22} " + "  ".join(f"{name}={value}" for name, value in spread.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

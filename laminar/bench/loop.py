@@ -8,7 +8,6 @@ calls themselves are left out, and the tokens are stand-ins as many as the run h
 import argparse
 import asyncio
 import io
-import json
 import pickle
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from laminar.bench.output import show
 from laminar.cluster.payload import Payload
 from laminar.config import Config
 from laminar.control import messages as m
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object a measurement")
     arguments = parser.parse_args(argv)
     result = measure(arguments.run_dir)
-    print(json.dumps(result) if arguments.json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json=arguments.json)
     return 0
 
 

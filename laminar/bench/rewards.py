@@ -2,11 +2,11 @@
 
 import argparse
 import asyncio
-import json
 import tempfile
 import time
 from pathlib import Path
 
+from laminar.bench.output import show
 from laminar.envs.reward_worker import Reward, RewardCall
 from laminar.envs.rewards import RewardPool
 
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     arguments = parser.parse_args(argv)
     result = asyncio.run(measure())
-    print(json.dumps(result) if arguments.json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+    show(result, as_json=arguments.json)
     return 0
 
 

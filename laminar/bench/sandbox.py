@@ -6,7 +6,6 @@ each, the processes, open files and work folders of this process are counted aga
 
 import argparse
 import asyncio
-import json
 import statistics
 import tempfile
 import time
@@ -15,6 +14,7 @@ from typing import Literal
 
 import psutil
 
+from laminar.bench.output import show
 from laminar.config import LocalSandboxConfig
 from laminar.envs.sandbox.build import start_sandbox
 from laminar.envs.sandbox.inside.zygote import FOLDER_PREFIX
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     for backend in BACKENDS:
         result = asyncio.run(measure(backend))
-        print(json.dumps(result) if arguments.json else "\n".join(f"{name}: {value}" for name, value in result.items()))
+        show(result, as_json=arguments.json)
     return 0
 
 

@@ -7,7 +7,6 @@ busy machine slows both; the ratio is the median of the rounds'.
 """
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -25,6 +24,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from laminar.bench.output import show
 from laminar.config import BatchConfig, Config, DataConfig, ModelConfig, TrainerConfig
 from laminar.control.messages import GroupId, TrajectoryId
 from laminar.data.records import Experience, Response
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
     values = msgspec.structs.asdict(measure(options.model, options.rounds))
-    print(json.dumps(values) if options.json else "\n".join(f"{name}: {value}" for name, value in values.items()))
+    show(values, as_json=options.json)
     return 0
 
 
